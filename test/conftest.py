@@ -62,13 +62,13 @@ def _groups_of_other_files_do_not_count():
     import torch.distributed  # noqa: F401
 
     from torch_testing_ext import launch
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch.groups import process_groups
 
-    if not process_state.made_groups_before():
+    if not process_groups.made_groups_before():
         yield
         return
     launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
-    with mock.patch("torch_testing_ext._torch.process_state.made_groups_before", lambda: False):
+    with mock.patch("torch_testing_ext._torch.groups.process_groups.made_groups_before", lambda: False):
         yield
 
 

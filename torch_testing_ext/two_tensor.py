@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_testing_ext._torch import tensors, tracing
+from torch_testing_ext._torch import tracing
+from torch_testing_ext._torch.tensors import tensor_subclasses
 
 
 class TwoTensor(torch.Tensor):
@@ -43,10 +44,12 @@ class TwoTensor(torch.Tensor):
             )
         size = a.size() if outer_size is None else outer_size
         stride = a.stride() if outer_stride is None else outer_stride
-        made: TwoTensor = tensors.make_wrapper_subclass(cls, a, size, stride, bool(requires_grad or a.requires_grad))
+        made: TwoTensor = tensor_subclasses.make_wrapper_subclass(
+            cls, a, size, stride, bool(requires_grad or a.requires_grad)
+        )
         return made
 
-    @tensors.exportable_constructor
+    @tensor_subclasses.exportable_constructor
     def __init__(
         self, a: Any, b: Any, outer_size: Any = None, outer_stride: Any = None, *, requires_grad: Any = None
     ) -> None:
@@ -75,7 +78,7 @@ class TwoTensor(torch.Tensor):
         for leaf, other in zip(leaves, pytree.tree_leaves(second), strict=True):
             both.append(cls(leaf, other) if isinstance(leaf, torch.Tensor) else leaf)
         result = pytree.tree_unflatten(both, spec)
-        return tensors.correct_aliasing(func, args, kwargs, result)
+        return tensor_subclasses.correct_aliasing(func, args, kwargs, result)
 
     def get_elem_a(self) -> torch.Tensor:
         return self.a
@@ -96,6 +99,6 @@ class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if tensors.is_tensor_constructor(func):
+        if tensor_subclasses.is_tensor_constructor(func):
             return TwoTensor(out, out.clone())
         return out

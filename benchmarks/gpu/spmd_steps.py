@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import cuda_state
 
 # Width, layers, batch, and how many steps are timed together. gloo's go through the CPU.
 ON_GPU, OVER_GLOO, ON_CPU = (2048, 12, 512, 30), (1024, 12, 512, 1), (64, 3, 8, 1)
@@ -88,7 +88,7 @@ def rank_main(rank: int, world: int, group: str, folder: str, backend: str, quic
     if torch.cuda.device_count():
         torch.cuda.set_device(rank % torch.cuda.device_count())
         if group == "gloo":
-            device_state.gather_lists_one_by_one()
+            cuda_state.gather_lists_one_by_one()
     dist.init_process_group(group, store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
     results: dict[str, Any] = {}
     weights: dict[str, list[torch.Tensor]] = {}

@@ -19,7 +19,7 @@ from kit.leftovers import nothing_left
 from kit.outcomes import outcome_of
 from kit.ranks import OnCpu, Ranks, stays_true
 
-from torch_testing_ext._torch import operation_hook
+from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import (

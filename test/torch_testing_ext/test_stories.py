@@ -25,6 +25,8 @@ def files_in_section(page: str, heading: str) -> set[str]:
 
 
 class StoriesTest(FolderCase):
+    maxDiff = None
+
     def trace(self, name: str, *words: str) -> dict[str, list[str]]:
         """Run Python on a subject in `test_story.py`, and return what has run in its story."""
         self.write("test_story.py", subject(__file__, name))
@@ -52,7 +54,7 @@ class StoriesTest(FolderCase):
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")
-        self.check("A function with `world_size` fails", 31, self.trace("marked_function_fails.py", *words))
+        self.check("A function with `world_size` fails", 38, self.trace("marked_function_fails.py", *words))
 
 
 if __name__ == "__main__":

@@ -506,8 +506,11 @@ _ISSUING_MESSAGES = ("isend", "irecv")
 _MOST_FRAMES = 30
 
 
-def state_of_process(recorder: types.ModuleType) -> RankState | None:
+def state_of_process() -> RankState | None:
     """The state of the threads of this process, without the one that asks; None if the system does not show it."""
+    from torch_testing_ext._torch import torch_frames
+    from torch_testing_ext._torch.groups import gloo_messages, made_groups
+
     stack, calling = _main_stack()
     try:
         threads = _other_threads()
@@ -526,24 +529,24 @@ def state_of_process(recorder: types.ModuleType) -> RankState | None:
             keys = _in_main_frame(*calling, partial(_keys_in_words, method=call.name)) or ()
         elif call.name == "wait" and not call.arguments:
             work = _in_main_frame(*calling, partial(_named_in, path=call.owner))
-            in_collective = bool(recorder.is_of_collective(work))
-            message = recorder.message_of_work(work)
+            in_collective = bool(made_groups.is_of_collective(work))
+            message = gloo_messages.message_of_work(work)
             if call.result_of in _ISSUING_MESSAGES:
-                message = recorder.latest_message_of(threading.main_thread().ident)
+                message = gloo_messages.latest_message_of(threading.main_thread().ident or 0)
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
         threads=threads,
         frames=stack,
-        in_torch=bool(stack) and recorder.is_of_torch(stack[0][0]),
+        in_torch=bool(stack) and torch_frames.is_of_torch(stack[0][0]),
         calls="" if call is None else call.name,
-        others=_python_threads(recorder),
+        others=_python_threads(),
         # The parent finds that.
         p2p=False,
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=message is not None or _waits_for_work(threading.main_thread().ident or 0),
-        at_store=recorder.timeout_of_store(owners, timeout),
+        at_store=made_groups.timeout_of_store(owners, timeout),
         keys=keys,
         in_collective=in_collective,
         message=message,
@@ -603,8 +606,10 @@ def _named_in(frame: types.FrameType, path: Sequence[str]) -> Any:
     return value
 
 
-def _python_threads(recorder: types.ModuleType) -> tuple[PythonThread, ...]:
+def _python_threads() -> tuple[PythonThread, ...]:
     """The threads that run Python, without the main one and the one that asks."""
+    from torch_testing_ext._torch import torch_frames
+
     frames = sys._current_frames()
     for number in (threading.main_thread().ident, threading.get_ident()):
         frames.pop(number or 0, None)
@@ -612,7 +617,7 @@ def _python_threads(recorder: types.ModuleType) -> tuple[PythonThread, ...]:
     others = []
     for number, frame in frames.items():
         call = method_call_of(frame.f_code, frame.f_lasti)
-        is_in_torch = bool(recorder.is_of_torch(frame.f_code.co_filename))
+        is_in_torch = torch_frames.is_of_torch(frame.f_code.co_filename)
         in_torch = is_in_torch or (call is not None and call.name == "wait") or _waits_for_work(number)
         # The frame itself if all are of the standard library.
         shown = next(_outside(frame), frame)
@@ -634,7 +639,7 @@ def _outside(innermost: types.FrameType) -> Iterator[types.FrameType]:
 
 def _waits_for_work(thread: int) -> bool:
     """Is the thread known to wait for a work? Only where the hook is installed."""
-    hook = sys.modules.get("torch_testing_ext._torch.operation_hook")
+    hook = sys.modules.get("torch_testing_ext._torch.operations.watched_waits")
     return hook is not None and bool(hook.is_waiting_for_work(thread))
 
 

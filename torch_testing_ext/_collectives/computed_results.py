@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from torch_testing_ext._process.words import list_of
-from torch_testing_ext._torch import operation_hook
-from torch_testing_ext._torch.operation_hook import OpSpec
+from torch_testing_ext._torch.operations import operation_hook
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
 
 from .failure import Site
 from .findings import Doing, Finding, FindingKind, pairs_of

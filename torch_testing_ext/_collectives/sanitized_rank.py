@@ -24,8 +24,12 @@ import torch
 
 from torch_testing_ext import fault_points
 from torch_testing_ext._process import system
-from torch_testing_ext._torch import flight_recorder, operation_hook
-from torch_testing_ext._torch.operation_hook import FUNCTIONS_WITH_PARTS, OpSpec, parts_of
+from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch.groups import collective_errors, made_groups
+from torch_testing_ext._torch.operations import operation_hook, watched_stores, watched_waits, works
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.tensors import replicated_tensors
+from torch_testing_ext._torch.torch_frames import FUNCTIONS_WITH_PARTS, parts_of
 from torch_testing_ext.faults import STORE_OPERATIONS, FaultPlan, PlannedFault, Point
 
 from .computed_results import Place, ResultSampler
@@ -225,7 +229,7 @@ class CallRecorder:
     def _before(self, spec: OpSpec, args: tuple[Any, ...]) -> tuple[int, int, Any]:
         """Write an operation down. Returns its number, that of its line, and its group."""
         group = operation_hook.group_of(spec, args)
-        if self._known_groups != flight_recorder.count_of_groups():
+        if self._known_groups != made_groups.count_of_groups():
             # One that was reconfigured has another number now.
             self._groups.clear()
             self.note_groups()
@@ -242,7 +246,7 @@ class CallRecorder:
         kernel = sys._getframe(2)
         site, parts = self._place_of(kernel.f_back)
         blocks = operation_hook.is_synchronous(spec, args)
-        blocks = blocks or (spec.is_p2p and operation_hook.is_called_as(spec.kind, operation_hook.issuer_of(kernel)))
+        blocks = blocks or (spec.is_p2p and torch_frames.is_called_as(spec.kind, torch_frames.issuer_of(kernel)))
         op = operation_hook.reduce_op_of(spec, args)
         details = op, root, peer, tag, splits, timeout, blocks, parts
         key = spec.name, known[0], inputs, outputs, details
@@ -280,20 +284,20 @@ class CallRecorder:
 
     def _look_up(self, group: Any) -> tuple[int, int, float | None]:
         """The number of a group among those that the rank has made, its size, and its time-out."""
-        number = flight_recorder.number_of_group(group)
+        number = made_groups.number_of_group(group)
         if number is None:
             return NO_GROUP, 0, None
-        made = flight_recorder.made_groups()[number]
+        made = made_groups.made_groups()[number]
         if made.backend in _NOT_COMPARED and not self._without_data:
             return NO_GROUP, 0, None
         # A backend may have none, or hide it.
-        timeout = flight_recorder.timeout_of_group(group)
+        timeout = made_groups.timeout_of_group(group)
         return number, len(made.members), made.timeout if timeout is None else timeout
 
     def note_groups(self, site: int = 0) -> None:
         """Write down the groups that have been made since the last time."""
         with self._lock:
-            made = flight_recorder.made_groups()
+            made = made_groups.made_groups()
             for group in made[self._known_groups :]:
                 self._log.add_group(GroupRecord.made(group.fields), site)
             self._known_groups = len(made)
@@ -301,7 +305,7 @@ class CallRecorder:
     def has_shorter_timeouts(self) -> bool:
         """Has a group got a shorter time-out since it was first used?"""
         for group, (_, _, before) in list(self._groups.items()):
-            now = flight_recorder.timeout_of_group(group)
+            now = made_groups.timeout_of_group(group)
             if before is not None and now is not None and now < before:
                 return True
         return False
@@ -411,7 +415,7 @@ class CallRecorder:
 def _is_not_of_the_program(file: str) -> bool:
     """Is this a file of ours, of torch or of Python, such as that of a context manager or a thread?"""
     is_of_python = file.startswith(_STANDARD_LIBRARY) and f"-packages{os.sep}" not in file
-    return is_of_python or file.startswith(_OURS) or bool(flight_recorder.is_of_torch(file))
+    return is_of_python or file.startswith(_OURS) or bool(torch_frames.is_of_torch(file))
 
 
 def signature(value: Any) -> tuple[Any, ...]:
@@ -470,10 +474,10 @@ class FaultsOfRank:
         self._happened: dict[int, str] = {}
         wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
         if "store" in wheres:
-            operation_hook.watch_stores(self._at_store, STORE_OPERATIONS)
+            watched_stores.watch_stores(self._at_store, STORE_OPERATIONS)
         self._hooks: list[Any] = []
         if "step" in wheres or not plan.faults:
-            self._hooks = operation_hook.watch_steps(self._before_step, self._after_step)
+            self._hooks = replicated_tensors.watch_steps(self._before_step, self._after_step)
         fault_points.rank = self  # type: ignore[assignment]
 
     def finish(self) -> None:
@@ -522,7 +526,7 @@ class FaultsOfRank:
         index = self._in_flight.pop(number, None)
         if index is None:
             return
-        work = operation_hook.work_of(result)
+        work = works.work_of(result)
         at = self._pending[index].at
         if at is not None and at.phase == "during":
             if work is None or work.is_completed():
@@ -653,7 +657,7 @@ def _of_group(group: int) -> str:
 
 def _group_at(number: int) -> GroupRecord | None:
     """The group that this process has made as this one; None for a call whose group is not known."""
-    made = flight_recorder.made_groups()
+    made = made_groups.made_groups()
     return GroupRecord.made(made[number].fields) if 0 <= number < len(made) else None
 
 
@@ -702,8 +706,8 @@ class RankSanitizer:
             self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
         operation_hook.install()
         operation_hook.listen(self._recorder)
-        flight_recorder.on_error_of_collectives(self._log.error_now)
-        operation_hook.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
+        collective_errors.on_error_of_collectives(self._log.error_now)
+        watched_waits.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
@@ -716,7 +720,7 @@ class RankSanitizer:
 
     def _on_error_of_wait(self) -> None:
         self._log.error_now()
-        flight_recorder.note_error(sys._getframe(1))
+        collective_errors.note_error(sys._getframe(1))
 
     def _on_waited(self, work: object, is_complete: bool) -> None:
         if self._waits is not None:
@@ -774,9 +778,9 @@ def has_shorter_timeouts() -> bool:
 def _leave_alone() -> None:
     """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
     operation_hook.listen(None)
-    flight_recorder.on_error_of_collectives(None)
-    operation_hook.watch_waits(None, None)
-    operation_hook.watch_stores(None)
+    collective_errors.on_error_of_collectives(None)
+    watched_waits.watch_waits(None, None)
+    watched_stores.watch_stores(None)
     fault_points.rank = None
 
 

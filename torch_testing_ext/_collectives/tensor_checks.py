@@ -27,10 +27,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as hooks_of_optimizers
 
-from torch_testing_ext._torch import flight_recorder, operation_hook, sharding
-from torch_testing_ext._torch.operation_hook import OpSpec
-from torch_testing_ext._torch.sharding import Replica
-from torch_testing_ext._torch.tensors import tensors_in
+from torch_testing_ext._torch.groups import made_groups
+from torch_testing_ext._torch.operations import operation_hook
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.tensors import replicated_tensors, tensor_values
+from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
+from torch_testing_ext._torch.tensors.replicated_tensors import Replica
 
 from .failure import Site
 from .sanitizer_findings import END, Look, Sum
@@ -248,7 +250,7 @@ def describe_non_finite(tensor: torch.Tensor, op: str | None) -> str:
 
     `op`: the reduction that they enter, in which an infinity may be what changes nothing.
     """
-    counts = operation_hook.non_finite(tensor, operation_hook.neutral_of(op))
+    counts = tensor_values.non_finite(tensor, tensor_values.neutral_of(op))
     if counts is None:
         return ""
     nans, infinities = counts
@@ -305,7 +307,7 @@ class Poison(Check):
         for tensor in outputs:
             memory = pieces_of([tensor])
             if memory and not do_overlap(memory, read) and not _is_expanded(tensor):
-                operation_hook.overwrite(tensor, self._pattern(tensor.dtype))
+                tensor_values.overwrite(tensor, self._pattern(tensor.dtype))
 
     def _pattern(self, dtype: torch.dtype) -> float | int | bool:
         """A number that no test expects, in each rank another one as far as the type has enough."""
@@ -433,9 +435,9 @@ class ReplicaCheck(Check):
                 continue
             if any(id(param) in stepped for param in owner.parameters()):
                 for key in keys.values():
-                    replicas[key] = sharding.tensors_of_ddp(owner)
+                    replicas[key] = replicated_tensors.tensors_of_ddp(owner)
         keys_of_groups: dict[Any, str | None] = {}
-        for group, replica in sharding.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
+        for group, replica in replicated_tensors.dtensors_of(optimizer, lambda: self._names_of(optimizer)):
             if group not in keys_of_groups:
                 keys_of_groups[group] = self._key(type(optimizer).__name__, optimizer, group)
             key_of_group = keys_of_groups[group]
@@ -444,7 +446,7 @@ class ReplicaCheck(Check):
         return replicas
 
     def _names_of(self, optimizer: Any) -> dict[int, str]:
-        return self._names.get(optimizer) or self._names.setdefault(optimizer, sharding.names_around())
+        return self._names.get(optimizer) or self._names.setdefault(optimizer, replicated_tensors.names_around())
 
     def _key(self, kind: str, owner: Any, group: Any) -> str | None:
         """A text for the model of an owner that is alike on all members of the group; None if these do not meet."""
@@ -481,10 +483,10 @@ def _sums(replicas: list[Replica]) -> dict[str, Sum]:
 
 
 def _text_of_group(group: Any) -> str | None:
-    number = None if group is None else flight_recorder.number_of_group(group)
+    number = None if group is None else made_groups.number_of_group(group)
     if number is None:
         return None
-    made = flight_recorder.made_groups()
+    made = made_groups.made_groups()
     record = made[number]
     if len(record.members) < 2 or record.backend in _NOT_COMPARED:
         return None

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import operation_hook, tensors
-from torch_testing_ext._torch.operation_hook import OpSpec
+from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.tensors import tensor_reads
 
 from .computed_results import Begun, ResultSampler
 from .tensor_checks import (
@@ -134,10 +136,10 @@ class WaitCheck(Check):
             if (
                 issued is None
                 or issued.args is not args
-                or not _is_for_caller(operation_hook.issuer_of(sys._getframe(2)))
+                or not _is_for_caller(torch_frames.issuer_of(sys._getframe(2)))
             ):
                 return
-            work = operation_hook.work_of(result)
+            work = works.work_of(result)
             if work is not None:
                 opened = _OpenWork(work, issued.name, site, issued.buffers(), issued.spans, issued.queue, number=number)
                 opened.begun = issued.begun
@@ -147,7 +149,7 @@ class WaitCheck(Check):
         if not self._listens:
             # To put the methods of tensors back after each work would take longer than all else.
             self._listens = True
-            tensors.listen_to_reads(self)
+            tensor_reads.listen_to_reads(self)
         self._open[id(entry.work)] = entry
 
     def _remove(self, entry: _OpenWork) -> None:
@@ -230,7 +232,7 @@ class WaitCheck(Check):
 
     def watch_uses(self, other_threads: bool = False) -> None:
         """From now on, look at each operation of this thread, and of those that it starts."""
-        self._uses = operation_hook.TensorUses(self._on_use)
+        self._uses = tensor_uses.TensorUses(self._on_use)
         self._uses.__enter__()
         if other_threads and threading.getprofile() is None:
             self._watches_threads = True
@@ -240,7 +242,7 @@ class WaitCheck(Check):
         """Called by Python in a new thread."""
         sys.setprofile(None)
         if self._uses is not None:
-            operation_hook.TensorUses(self._on_use).__enter__()  # type: ignore[no-untyped-call]
+            tensor_uses.TensorUses(self._on_use).__enter__()  # type: ignore[no-untyped-call]
 
     # -- the listener of reads
 
@@ -309,7 +311,7 @@ class WaitCheck(Check):
                 self._unwaited(entry)
         if self._listens:
             self._listens = False
-            tensors.stop_listening_to_reads(self)
+            tensor_reads.stop_listening_to_reads(self)
         if self._sampler is not None:
             self._sampler.finish()
 
@@ -320,7 +322,7 @@ class WaitCheck(Check):
 
 def _is_for_caller(issuer: Any) -> bool:
     """Does the function that issues an operation give its work to a caller in Python, which must wait for it?"""
-    return operation_hook.is_called_by_distributed(issuer) and not operation_hook.is_for_join(issuer)
+    return torch_frames.is_called_by_distributed(issuer) and not torch_frames.is_for_join(issuer)
 
 
 class _Issued:
@@ -445,4 +447,4 @@ def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
         for rank in ranks:
             rank.check.waited(work)
 
-    operation_hook.watch_waits(tell if ranks else None, None)
+    watched_waits.watch_waits(tell if ranks else None, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import made_groups
 
 from .groups_of_examples import Connections
 from .links import ExampleLeft, InterruptExample, StopWatching, WatchdogMessage
@@ -198,6 +198,6 @@ class Watchdog:
                 self._interrupted_at = time.monotonic()
             # Members of a new group connect to each other: one that is cut off leaves others waiting for a connection,
             # which no cut ends. The creation ends by itself, and what follows is cut.
-            if self._inside == example and flight_recorder.group_in_creation() is None:
+            if self._inside == example and made_groups.group_in_creation() is None:
                 is_overdue = time.monotonic() - self._interrupted_at > BUSY
                 self._connections.cut(include_busy=is_overdue)

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_testing_ext._torch import flight_recorder, process_state, sharding
+from torch_testing_ext._torch.groups import made_groups, process_groups, watched_groups
+from torch_testing_ext._torch.tensors import dtensor_parts
 
 # A wait in a store is not interrupted: it ends by itself after the first of these times. Creating a new group, to which
 # all ranks come, has the longer time: the machine may be busy.
@@ -74,13 +75,13 @@ class Groups:
             return
         # So that gloo has no peer to wait for while it is destroyed.
         self._connections.cut(include_busy=True)
-        sharding.forget_meshes()
+        dtensor_parts.forget_meshes()
         if dist.is_initialized():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 dist.destroy_process_group()
         # Ranks left the last example at different collectives.
-        flight_recorder.forget_groups()
+        watched_groups.forget_groups()
 
 
 class Connections:
@@ -98,15 +99,15 @@ class Connections:
 
     def cut(self, include_busy: bool) -> None:
         """Make every wait on the network fail. `include_busy`: also cut connections that still have data to read."""
-        if not process_state.only_gloo():
-            process_state.abort_process_groups()
+        if not process_groups.only_gloo():
+            process_groups.abort_process_groups()
         for inode, connection in _open_connections():
             if inode in self._excluded or inode in self._cut:
                 continue
             if _has_unread(connection) and not include_busy:
                 continue
             # The creation of a group has just begun, and the connection may be its own.
-            if flight_recorder.group_in_creation() is not None:
+            if made_groups.group_in_creation() is not None:
                 return
             self._cut[inode] = connection.dup()
             with suppress(OSError):

@@ -18,7 +18,7 @@ import torch
 
 from torch_testing_ext._process import ends, fork_safety, own_imports, system
 from torch_testing_ext._process.event_loop import wait_readable
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
 
 from . import device_rules
 from .device_rules import DeviceFacts, facts_from
@@ -37,7 +37,7 @@ _driver_is_initialised = False
 # Those that PyTorch's own tests name.
 _BACKENDS_OF_EXTENSIONS = ("hccl",)
 NO_DEVICE: tuple[str | None, int] = (None, 0)
-device_may_exist = device_state.device_may_exist
+device_may_exist = build_options.device_may_exist
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 # A new interpreter imports torch before it asks.
@@ -171,10 +171,10 @@ def unsafe_to_fork() -> str | None:
     """
     if not device_may_exist():
         return None
-    first_use = device_state.first_use()
+    first_use = first_accelerator_use.first_use()
     if first_use is not None:
         return first_use
-    if device_state.accelerator_is_initialised() or device_state.accelerator_is_in_bad_fork():
+    if accelerator_state.accelerator_is_initialised() or accelerator_state.accelerator_is_in_bad_fork():
         return "an accelerator is initialised"
     if _cuda_driver_is_initialised():
         return "a library has initialised CUDA"
@@ -209,14 +209,14 @@ def ask_devices() -> tuple[str | None, int]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return NO_DEVICE
-    count = device_state.usable_devices(accelerator.type)
+    count = cuda_state.usable_devices(accelerator.type)
     return (accelerator.type, count) if count else NO_DEVICE
 
 
 def ask_why_none() -> str:
     """Ask why torch, which is built for CUDA or ROCm, can use none of the devices of this machine."""
     is_built = torch.version.cuda is not None or torch.version.hip is not None
-    return device_state.why_cuda_is_unusable() if is_built else ""
+    return cuda_state.why_cuda_is_unusable() if is_built else ""
 
 
 def ask_uuids() -> list[str]:
@@ -259,7 +259,7 @@ def ask_cuda_properties() -> dict[str, Any]:
 
 def ask_with_mask() -> bool:
     """Does this process see one device if a mask shows one? No, if it has used the devices before."""
-    kind = device_state.extension_device_type()
+    kind = accelerator_state.extension_device_type()
     before = dict(os.environ)
     try:
         os.environ.update(device_rules.masks_for(["0"], kind))
@@ -303,7 +303,7 @@ def _optional(ask: Callable[[], Any]) -> Any:
 
 def _has_multicast() -> bool:
     try:
-        return device_state.has_multicast()
+        return build_options.has_multicast()
     except Exception:
         # This torch or this driver has no answer.
         return False
@@ -347,7 +347,7 @@ def _answer_and_exit(question: str, send: int) -> NoReturn:
     """In the forked child: write the answer and exit without running the parent's exit handlers."""
     code = 0
     try:
-        if device_state.accelerator_is_in_bad_fork():
+        if accelerator_state.accelerator_is_in_bad_fork():
             code = EXIT_BAD_FORK
         else:
             write_answer(question, send)
@@ -378,9 +378,9 @@ def ask_new_interpreter(question: str) -> Any:
 
 def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new_interpreter) -> Any:
     """Ask in the way that leaves this process as it is."""
-    if device_state.accelerator_is_initialised():
+    if accelerator_state.accelerator_is_initialised():
         return _ask(question)
-    may_fork = not fork_safety.other_threads() and not device_state.accelerator_is_in_bad_fork()
+    may_fork = not fork_safety.other_threads() and not accelerator_state.accelerator_is_in_bad_fork()
     answer = ask_forked(question) if may_fork else None
     return ask_new_interpreter(question) if answer is None else answer
 
@@ -393,12 +393,12 @@ def write_answer(question: str, send: int) -> None:
 
 def _ask(question: str) -> Any:
     """Ask in this process, where nothing is to be noted any more."""
-    device_state.stop_noting()
+    first_accelerator_use.stop_noting()
     ask = QUESTIONS[question]
     return ask()
 
 
-device_state.count_elsewhere = device_count
+first_accelerator_use.count_elsewhere = device_count
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -437,7 +437,7 @@ def _numpy_random() -> Any:
 def freeze_rng_state() -> Iterator[None]:
     """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
     # Only an initialised device has random state; this check must not initialise one.
-    kind = device_state.initialised_type()
+    kind = accelerator_state.initialised_type()
     devices = [] if kind is None else [torch.get_device_module(kind).current_device()]
     with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
         yield

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_testing_ext._torch import device_state, sharding
+from torch_testing_ext._torch import fsdp_parts
+from torch_testing_ext._torch.devices import accelerator_state, cuda_state
 
 from . import accelerators
 from .flags import LazyVal, flag
@@ -90,14 +91,14 @@ def answering_for_torch() -> Iterator[None]:
     if accelerators.accelerator_type() != "cuda":
         yield
         return
-    with device_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
+    with cuda_state.describing_device(capability(), accelerators.cuda_properties().get("arch", "")):
         yield
 
 
 def has_triton() -> bool:
     """Can Triton compile for the devices here? To answer, torch itself would initialise CUDA in this process."""
     with answering_for_torch():
-        return sharding.has_triton()
+        return fsdp_parts.has_triton()
 
 
 def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
@@ -154,7 +155,7 @@ def _is_jetson() -> bool:
 IS_THOR = _exactly(_is_thor)
 IS_JETSON = LazyVal(_is_jetson)
 
-CUDA_ALREADY_INITIALIZED_ON_IMPORT = device_state.accelerator_is_initialised()
+CUDA_ALREADY_INITIALIZED_ON_IMPORT = accelerator_state.accelerator_is_initialised()
 ROCM_VERSION = LazyVal(lambda: rocm_version()[:2])
 
 

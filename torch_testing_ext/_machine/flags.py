@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, build_options
 
 from . import accelerators
 
@@ -181,7 +181,7 @@ def _has_cuda_python_bindings() -> bool:
 
 
 def _cpu_has(capability: str) -> Flag:
-    return lambda: bool(device_state.cpu_capabilities().get(capability, False))
+    return lambda: bool(build_options.cpu_capabilities().get(capability, False))
 
 
 _FLAGS: dict[str, Flag] = {
@@ -198,12 +198,12 @@ _FLAGS: dict[str, Flag] = {
     "IS_APPLE_M1": lambda: flag("TEST_MPS") and str(_backends.mps.get_name()).startswith("Apple M1"),
     "IS_AVX512_VNNI_SUPPORTED": _cpu_has("avx512_vnni"),
     "IS_CPU_EXT_SVE_SUPPORTED": _cpu_has("sve"),
-    "IS_CPU_CAPABILITY_SVE": lambda: device_state.cpu_kernels() in ("SVE128", "SVE256"),
-    "IS_CPU_CAPABILITY_SVE256": lambda: device_state.cpu_kernels() == "SVE256",
+    "IS_CPU_CAPABILITY_SVE": lambda: build_options.cpu_kernels() in ("SVE128", "SVE256"),
+    "IS_CPU_CAPABILITY_SVE256": lambda: build_options.cpu_kernels() == "SVE256",
     "IS_FILESYSTEM_UTF8_ENCODING": lambda: sys.getfilesystemencoding() == "utf-8",
     "IS_CI": lambda: bool(os.environ.get("CI")),
     "IS_SANDCASTLE": _switch("SANDCASTLE", implied_by=lambda: os.environ.get("TW_JOB_USER") == "sandcastle"),
-    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: device_state.is_internal_build()),
+    "IS_FBCODE": _switch("PYTORCH_TEST_FBCODE", implied_by=lambda: build_options.is_internal_build()),
     "IS_REMOTE_GPU": _switch("PYTORCH_TEST_REMOTE_GPU"),
     "IN_RE_WORKER": lambda: "INSIDE_RE_WORKER" in os.environ,
     "DISABLE_RUNNING_SCRIPT_CHK": _switch("PYTORCH_DISABLE_RUNNING_SCRIPT_CHK"),
@@ -218,8 +218,8 @@ _FLAGS: dict[str, Flag] = {
     "TEST_HPU": _accelerator("hpu"),
     "TEST_MPS": lambda: torch.backends.mps.is_available(),
     "TEST_MTIA": _accelerator("mtia"),
-    "TEST_PRIVATEUSE1": lambda: _accelerator(device_state.extension_device_type())(),
-    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: device_state.extension_device_type(),
+    "TEST_PRIVATEUSE1": lambda: _accelerator(accelerator_state.extension_device_type())(),
+    "TEST_PRIVATEUSE1_DEVICE_TYPE": lambda: accelerator_state.extension_device_type(),
     "TEST_CUDA_GRAPH": lambda: flag("TEST_CUDA") and not flag("TEST_SKIP_CUDAGRAPH"),
     "TEST_CUDA_CUDSS": _has_cuda_build_of("TEST_CUDA"),
     "TEST_CUDA_GRAPH_CONDITIONAL_NODES": _has_cuda_build_of("TEST_CUDA_GRAPH"),
@@ -228,7 +228,7 @@ _FLAGS: dict[str, Flag] = {
     "TEST_SKIP_CUDAGRAPH": _switch("PYTORCH_TEST_SKIP_CUDAGRAPH"),
     "EXPANDABLE_SEGMENTS": lambda: "expandable_segments:True" in _words("PYTORCH_CUDA_ALLOC_CONF"),
     # installed packages and build options
-    "TEST_ACL": lambda: _has_onednn() and device_state.onednn_uses_arm_compute_library(),
+    "TEST_ACL": lambda: _has_onednn() and build_options.onednn_uses_arm_compute_library(),
     "TEST_MKL": lambda: bool(_backends.mkl.is_available()),
     "TEST_ONEDNN": lambda: torch.backends.mkldnn.enabled and _has_onednn(),
     "TEST_NUMPY": _module("numpy"),

@@ -26,7 +26,7 @@ from torch_testing_ext._process import locks, messages
 from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.helpers.contexts import changed_environment
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import collective_errors
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects import rank_warnings
 
@@ -495,7 +495,7 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
     # The terminal is the parent's.
     pytest_internals.remove_log_handler(of_terminal)
     # The failure has this error.
-    flight_recorder.logger_of_errors().removeHandler(of_report)
+    collective_errors.logger_of_errors().removeHandler(of_report)
     log = log_file(context.directory, context.rank)
     with _live_log(item, context), open(log, "w", 1, "utf-8", "backslashreplace") as file:
         of_report.setStream(file)

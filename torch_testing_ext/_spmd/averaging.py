@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from torch_testing_ext._torch.tensors import tensors_in
+from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 from torch_testing_ext._torch.tracing import (
     at_end_of_backward,
     disable_torch_function,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from torch_testing_ext._torch.tensors import tensors_in
+from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 from torch_testing_ext._torch.tracing import (
     backward_accumulates,
     below_subclass_functions,

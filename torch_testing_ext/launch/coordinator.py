@@ -615,11 +615,11 @@ def _connect_to_store(launched: Launched, until: float) -> Any:
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def connect() -> None:
-        from torch_testing_ext._torch import process_state
+        from torch_testing_ext._torch.groups import process_groups
 
         host, port = launched.store_host, int(launched.store_port)
         try:
-            answers.put(process_state.launcher_store(host, port, makes_it, max(1.0, until - now())))
+            answers.put(process_groups.launcher_store(host, port, makes_it, max(1.0, until - now())))
         except Exception as error:
             answers.put(error)
 

@@ -542,14 +542,14 @@ class ForkServer(ForkHost[ToServer, _Rank]):
     def _preload(self, name: str) -> None:
         """Import a module. If that leaves threads behind, this process forks no more ranks."""
         from torch_testing_ext._machine import accelerators
-        from torch_testing_ext._torch import process_state
+        from torch_testing_ext._torch import imported_garbage
 
         try:
             importlib.import_module(name)
         except Exception as error:
             print(f"torch_testing_ext: importing {name} failed: {summarize(error)}", file=sys.stderr, flush=True)
         # A rank that looks for garbage would otherwise look through it: a tenth of a second for torch's compiler.
-        process_state.exempt_imported(garbage=None)
+        imported_garbage.exempt_imported(garbage=None)
         why = accelerators.check_to_fork()
         if why:
             self.loop.drop_idle()
@@ -603,14 +603,15 @@ def _become_fork_server(about: Serve) -> tuple[str | None, bool]:
     After a fork of the client, it is the client that looks at the threads which this process lacks.
     """
     from torch_testing_ext._machine import accelerators
-    from torch_testing_ext._torch import flight_recorder, process_state
+    from torch_testing_ext._torch import imported_garbage
+    from torch_testing_ext._torch.groups import watched_groups
 
     is_fresh = about.method is StartMethod.FORK_FRESH
     if is_fresh:
         about.subject.resolve()
     accelerators.prepare_to_seed()
-    flight_recorder.forget_groups()
-    process_state.exempt_imported(garbage=None)
+    watched_groups.forget_groups()
+    imported_garbage.exempt_imported(garbage=None)
     why_in_use = accelerators.unsafe_to_fork()
     unsafe = why_in_use
     if not unsafe and is_fresh:

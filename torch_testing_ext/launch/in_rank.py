@@ -330,9 +330,10 @@ def log_of(directory: str | Path, rank: int, incarnation: int = 0) -> Path:
 
 def begin_first_task() -> None:
     """In a persistent rank: its first test begins, in which earlier collectives do not count."""
-    recorder = _recorder_with_groups()
-    if recorder is not None:
-        recorder.forget_collectives()
+    if _has_made_groups():
+        from torch_testing_ext._torch.groups import flight_recorder
+
+        flight_recorder.forget_collectives()
 
 
 def prepare_to_sanitize(wanted: bool) -> None:
@@ -368,34 +369,35 @@ def end_of_sanitizing() -> None:
 
 def collectives_of_test(more_follow: bool = False) -> bytes:
     """At the end of a test: the collectives of this rank; b"" if it has made no process group."""
-    recorder = _recorder_with_groups()
     is_forked_by_test = context_here() is None
-    if recorder is None or is_forked_by_test:
+    if is_forked_by_test or not _has_made_groups():
         return b""
-    sequences = _sequences(recorder)
-    dumps = recorder.take_collectives() if more_follow else recorder.recorded_collectives()
-    packed = _packed(recorder, dumps, now(), sequences=sequences)
+    from torch_testing_ext._torch.groups import collective_errors, flight_recorder
+
+    sequences = _sequences()
+    dumps = flight_recorder.take_collectives() if more_follow else flight_recorder.recorded_collectives()
+    packed = _packed(dumps, now(), sequences=sequences)
     if more_follow:
-        recorder.forget_errors()
+        collective_errors.forget_errors()
     return packed
 
 
 def write_answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
-    from torch_testing_ext._torch import flight_recorder
+    from torch_testing_ext._torch.groups import flight_recorder
 
     at = now()
-    state = state_of_process(flight_recorder) if with_state else None
+    state = state_of_process() if with_state else None
     sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
     if state is not None and sanitized_rank is not None and sanitized_rank.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
         state = replace(state, timers=state.timers or sanitized_rank.has_shorter_timeouts())
-        data = _packed(flight_recorder, [], at, state, {})
+        data = _packed([], at, state, {})
     else:
         # Before the dump: a later one would look like a gap.
-        sequences = _sequences(flight_recorder)
+        sequences = _sequences()
         dumps = flight_recorder.recorded_collectives()
-        data = _packed(flight_recorder, dumps, at, state, sequences)
+        data = _packed(dumps, at, state, sequences)
     _put(target, data)
 
 
@@ -419,33 +421,36 @@ def _put(target: Path, data: bytes) -> None:
     os.replace(unfinished, target)
 
 
-def _recorder_with_groups() -> ModuleType | None:
-    """`_torch.flight_recorder`, if this process has made a process group."""
-    recorder = sys.modules.get("torch_testing_ext._torch.flight_recorder")
-    if recorder is None or not recorder.made_groups():
-        return None
-    return recorder
+def _has_made_groups() -> bool:
+    """Whether this process has made a process group."""
+    log = sys.modules.get("torch_testing_ext._torch.groups.made_groups")
+    return log is not None and bool(log.made_groups())
 
 
 def _packed(
-    recorder: ModuleType,
     dumps: list[tuple[int, bytes]],
     at: float,
     state: RankState | None = None,
     sequences: dict[str, tuple[int, int, int]] | None = None,
 ) -> bytes:
-    groups = [group.fields for group in recorder.made_groups()]
-    creating = recorder.group_in_creation()
+    from torch_testing_ext._torch import torch_frames
+    from torch_testing_ext._torch.groups import collective_errors, made_groups
+
+    groups = [group.fields for group in made_groups.made_groups()]
+    creating = made_groups.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = [tuple(error) for error in recorder.errors_of_collectives()]
-    return pack_record(groups, dumps, errors, recorder.TORCH_FOLDER, at, state, sequences, being_made)
+    errors = [
+        (error.at, error.function, error.lost_peer, error.places) for error in collective_errors.errors_of_collectives()
+    ]
+    return pack_record(groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made)
 
 
-def _sequences(recorder: ModuleType) -> dict[str, tuple[int, int, int]] | None:
+def _sequences() -> dict[str, tuple[int, int, int]] | None:
+    from torch_testing_ext._torch.groups import flight_recorder
+
     # A backend may have none.
     with suppress(Exception):
-        numbers: dict[str, tuple[int, int, int]] = recorder.sequence_numbers()
-        return numbers
+        return flight_recorder.sequence_numbers()
     return None
 
 

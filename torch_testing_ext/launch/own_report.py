@@ -99,12 +99,12 @@ def cause_in(summary: str) -> Cause:
     """Classify an exception of which only the text is known."""
     if "torch" not in sys.modules:
         return Cause.OWN
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch.groups import error_texts
 
     known = {
-        Cause.PORT_IN_USE: process_state.PORT_IN_USE,
-        Cause.LOST_PEER: process_state.LOST_PEER,
-        Cause.TIMED_OUT: process_state.GAVE_UP,
+        Cause.PORT_IN_USE: error_texts.PORT_IN_USE,
+        Cause.LOST_PEER: error_texts.LOST_PEER,
+        Cause.TIMED_OUT: error_texts.GAVE_UP,
     }
     return next((cause for cause, pattern in known.items() if pattern.search(summary)), Cause.OWN)
 
@@ -293,26 +293,26 @@ def memory_of_this_process() -> Peaks:
     """Return the most that this process has had so far, if it has used CUDA."""
     with suppress(Exception):
         # A figure for a report: nothing depends on it.
-        device_state = _state_of_used_devices()
-        if device_state is not None:
-            return tuple((device, *peak) for device, peak in device_state.peak_memory().items())
+        cuda_state = _state_of_cuda()
+        if cuda_state is not None:
+            return tuple((device, *peak) for device, peak in cuda_state.peak_memory().items())
     return ()
 
 
 def forget_memory_of_this_process() -> None:
     """Let `of_this_process` start again: another test begins."""
     with suppress(Exception):
-        device_state = _state_of_used_devices()
-        if device_state is not None:
-            device_state.forget_peak_memory()
+        cuda_state = _state_of_cuda()
+        if cuda_state is not None:
+            cuda_state.forget_peak_memory()
 
 
-def _state_of_used_devices() -> Any:
-    """The module `_torch.device_state`, if this process has imported it and uses CUDA."""
+def _state_of_cuda() -> Any:
+    """The module `cuda_state` of `_torch`, if this process has imported it and uses CUDA."""
     cuda = sys.modules.get("torch.cuda")
     if cuda is None or not cuda.is_initialized():
         return None
-    return sys.modules.get("torch_testing_ext._torch.device_state")
+    return sys.modules.get("torch_testing_ext._torch.devices.cuda_state")
 
 
 def pack_warning(warning: warnings.WarningMessage) -> OwnWarning:

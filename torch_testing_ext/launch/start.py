@@ -486,9 +486,9 @@ def _best_methods(wanted: str) -> tuple[StartMethod, ...]:
     methods = _METHODS_OF[wanted]
     if StartMethod.FORK not in methods or "torch" not in sys.modules:
         return methods
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch.groups import process_groups
 
-    if not process_state.made_groups_before():
+    if not process_groups.made_groups_before():
         return methods
     return (StartMethod.FORK_FRESH, StartMethod.FORK, *methods[2:])
 

@@ -15,7 +15,7 @@ from torch_testing_ext._collectives.computed_results import (
     wrong_results,
 )
 from torch_testing_ext._collectives.records import Call, CallInGroup, GroupRecord, make_record
-from torch_testing_ext._torch import operation_hook
+from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext.common_utils import run_tests
 
 WORLD_SIZE = 3

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from torch_testing_ext._collectives.proof import suspected_creation
 from torch_testing_ext._collectives.records import GroupRecord, make_record, read_raw, unpack_record
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import in_rank
@@ -63,20 +63,20 @@ class CreationTest(MultiProcessTestCase):
     def test_a_rank_leaves_what_it_makes(self):
         store = dist.FileStore(self.file_name, self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
-        self.assertIsNone(flight_recorder.group_in_creation())
+        self.assertIsNone(made_groups.group_in_creation())
         if self.rank == 1:
             store.wait(["begun"])
             dist.new_group([0, 1])
         else:
             thread = threading.Thread(target=dist.new_group, args=([0, 1],))
             thread.start()
-            while flight_recorder.group_in_creation() is None:
+            while made_groups.group_in_creation() is None:
                 pass
             left = in_rank.collectives_of_test()
             store.set("begun", "")
             thread.join()
             self.assertEqual(read_raw(0, left).creating.members, (0, 1))
-        self.assertIsNone(flight_recorder.group_in_creation())
+        self.assertIsNone(made_groups.group_in_creation())
         self.assertIsNone(unpack_record(in_rank.collectives_of_test()).record(self.rank).creating)
 
 

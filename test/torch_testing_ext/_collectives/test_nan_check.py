@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.ranks import OnCpu
 
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.own_report import is_of_lost_peer
@@ -72,7 +72,7 @@ class TestGroups(unittest.TestCase):
 
     def seen(self, backend, **environ):
         with mock.patch.dict(os.environ, environ):
-            with flight_recorder._nan_check(backend):
+            with watched_groups._nan_check(backend):
                 seen = os.environ.get("TORCH_DIST_NAN_CHECK")
             after = os.environ.get("TORCH_DIST_NAN_CHECK")
         return seen, after
@@ -102,30 +102,30 @@ class TestGroups(unittest.TestCase):
             mock.patch.object(dist.distributed_c10d, "_update_default_pg", update),
             mock.patch("torch.distributed.c10d_logger._c10d_logger"),
             mock.patch.dict(os.environ, {CHECK: "1"}),
-            mock.patch.object(flight_recorder.inspect, "signature", return_value=_signature(create)),
+            mock.patch.object(watched_groups.inspect, "signature", return_value=_signature(create)),
         ):
-            flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
+            watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
             with contextlib.suppress(RuntimeError):
                 dist.distributed_c10d._new_process_group_helper(2, 0, [], "nccl", None, "0")
         self.assertEqual(["1"], seen)
 
     def test_infinities_that_change_nothing(self):
-        from torch_testing_ext._torch import operation_hook
+        from torch_testing_ext._torch.tensors import tensor_values
 
         numbers = torch.tensor([-torch.inf, 1.0])
         for op, found in (("max", None), ("min", (0, 1)), ("sum", (0, 1)), (None, (0, 1))):
-            self.assertEqual(operation_hook.non_finite(numbers, operation_hook.neutral_of(op)), found, op)
-        self.assertEqual(operation_hook.non_finite(torch.tensor([-torch.inf, torch.nan]), -torch.inf), (1, 0))
+            self.assertEqual(tensor_values.non_finite(numbers, tensor_values.neutral_of(op)), found, op)
+        self.assertEqual(tensor_values.non_finite(torch.tensor([-torch.inf, torch.nan]), -torch.inf), (1, 0))
 
     def test_a_graph_that_is_being_captured_is_not_read(self):
         """Covered on a GPU by the check `nan-check`."""
-        from torch_testing_ext._torch import operation_hook
+        from torch_testing_ext._torch.tensors import tensor_values
 
         bad = torch.tensor([float("nan")])
-        self.assertEqual((1, 0), operation_hook.non_finite(bad))
+        self.assertEqual((1, 0), tensor_values.non_finite(bad))
         on_device = mock.Mock(is_cuda=True, layout=torch.strided, is_meta=False)
         with mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: True):
-            self.assertIsNone(operation_hook.non_finite(on_device))
+            self.assertIsNone(tensor_values.non_finite(on_device))
 
 
 def _signature(function):

@@ -21,7 +21,7 @@ from torch_testing_ext._collectives import records
 from torch_testing_ext._collectives.findings import first_mismatch, waiting_calls
 from torch_testing_ext._collectives.records import pack_record, read_raw
 from torch_testing_ext._machine.fake_accelerator import registering
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import flight_recorder, made_groups
 
 
 def entry(number, name, at, state="completed", retired=True, **more):
@@ -180,9 +180,9 @@ class TestAsked(unittest.TestCase):
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("error")
-            self.assertEqual(flight_recorder.timeout_of_store([dist.reduce_op, store]), 3.0)
-            self.assertEqual(flight_recorder.timeout_of_store([dist.reduce_op]), 5.0)
-        self.assertIsNone(flight_recorder.timeout_of_store(None))
+            self.assertEqual(made_groups.timeout_of_store([dist.reduce_op, store]), 3.0)
+            self.assertEqual(made_groups.timeout_of_store([dist.reduce_op]), 5.0)
+        self.assertIsNone(made_groups.timeout_of_store(None))
 
     def test_names_of_a_group(self):
         """Covered on a GPU by the check `hang-explained`."""
@@ -193,13 +193,13 @@ class TestAsked(unittest.TestCase):
             def _get_backend(self, device):
                 return types.SimpleNamespace(name=lambda: "gloo" if device.type == "cpu" else "nccl2")
 
-        self.assertEqual({"nccl", "nccl2"}, flight_recorder._backends_of(Group(), "cpu:gloo,cuda:nccl"))
-        self.assertEqual({"mine"}, flight_recorder._backends_of(object(), "Mine"))
-        self.assertEqual(set(), flight_recorder._backends_of(object(), "gloo"))
+        self.assertEqual({"nccl", "nccl2"}, flight_recorder.backends_of(Group(), "cpu:gloo,cuda:nccl"))
+        self.assertEqual({"mine"}, flight_recorder.backends_of(object(), "Mine"))
+        self.assertEqual(set(), flight_recorder.backends_of(object(), "gloo"))
 
     def test_gloo_records_for_fake_accelerators(self):
         """torch 2.15 records their calls by itself, too: each would count twice."""
-        self.assertEqual(set(), flight_recorder._backends_of(object(), f"cpu:gloo,fakeacc:{registering.BACKEND}"))
+        self.assertEqual(set(), flight_recorder.backends_of(object(), f"cpu:gloo,fakeacc:{registering.BACKEND}"))
         self.assertEqual(records._THROUGH_GLOO, registering.BACKEND)
 
     def test_a_real_recorder_of_another_backend(self):

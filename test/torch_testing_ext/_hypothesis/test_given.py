@@ -18,7 +18,7 @@ from kit.ranks import Ranks
 from torch.distributed.tensor import Replicate, Shard
 
 from torch_testing_ext._hypothesis.strategies.world_strategies import MeshPlan
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch.tensors import dtensor_parts
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase, DTensorTestBase, with_comms
@@ -218,7 +218,7 @@ class TestInOneProcess(TestCase):
     def test_placements_in_any_order(self):
         drawn = placements(MeshPlan((2, 3)), 1, strided=True, partial=())
         chosen = find(drawn, lambda chosen: chosen[0] not in (Replicate(), Shard(0)))
-        self.assertEqual(chosen, (sharding.strided_shard(0, 3), Shard(0)))
+        self.assertEqual(chosen, (dtensor_parts.strided_shard(0, 3), Shard(0)))
 
 
 class TestReproduction(TestCase):

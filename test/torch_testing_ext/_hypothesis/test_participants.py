@@ -18,7 +18,7 @@ from hypothesis.control import current_build_context
 
 from torch_testing_ext._hypothesis import example_watchdog, property_roles
 from torch_testing_ext._hypothesis.example_watchdog import Watchdog
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase, RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.hypothesis_utils import (
@@ -168,7 +168,7 @@ class TestWatchdog(TestCase):
         self.addCleanup(watchdog.close)
         watchdog.begin(1)
         watchdog.enter(1, str)
-        with mock.patch.object(flight_recorder, "group_in_creation", lambda: "a group"):
+        with mock.patch.object(made_groups, "group_in_creation", lambda: "a group"):
             watchdog._interrupt(1)
             connections.cut.assert_not_called()
         watchdog._interrupt(1)

@@ -32,7 +32,7 @@ torch.cuda.default_generators = tuple(torch.Generator() for _ in range(4))
 torch.cuda._device_count_nvml = lambda: int(os.environ.get("FAKE_CUDA_COUNT", "4"))
 
 accelerators = importlib.import_module("torch_testing_ext._machine.accelerators")
-first_use = sys.modules["torch_testing_ext._torch.device_state"]
+first_use = sys.modules["torch_testing_ext._torch.devices.first_accelerator_use"]
 
 accelerators.device_may_exist = lambda *dev: True
 # What another process would answer.

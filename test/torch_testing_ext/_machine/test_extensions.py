@@ -22,7 +22,7 @@ from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, cuda_state
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.scheduling.leases import Leases, environment_of, make_inventory
 
@@ -43,7 +43,7 @@ class TestCounting(unittest.TestCase):
         with have_accelerators(4, **{MASK: "3,1"}):
             self.assertEqual(accelerators.device_count(), 2)
             self.assertEqual(accelerators.device_uuids(), ("testacc-3", "testacc-1"))
-        self.assertFalse(device_state.accelerator_is_initialised())
+        self.assertFalse(accelerator_state.accelerator_is_initialised())
 
     @with_accelerators(2)
     def test_facts(self):
@@ -91,9 +91,9 @@ class TestForkSafety(unittest.TestCase):
         use_devices()
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if device_state.accelerator_is_in_bad_fork() else 1)
+            os._exit(0 if accelerator_state.accelerator_is_in_bad_fork() else 1)
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
-        self.assertFalse(device_state.accelerator_is_in_bad_fork())
+        self.assertFalse(accelerator_state.accelerator_is_in_bad_fork())
 
     @with_accelerators(2)
     def test_random_state_of_a_device_in_use(self):
@@ -110,13 +110,13 @@ class TestForkSafety(unittest.TestCase):
 
     @with_accelerators(2)
     def test_peak_memory(self):
-        self.assertEqual(device_state.peak_memory(), {})
+        self.assertEqual(cuda_state.peak_memory(), {})
         use_devices()
         module = torch.get_device_module(KIND)
         with mock.patch.object(module, "max_memory_allocated", lambda number: 100 * number):
-            self.assertEqual(device_state.peak_memory(), {1: (100, 0)})
+            self.assertEqual(cuda_state.peak_memory(), {1: (100, 0)})
         del module.max_memory_reserved
-        self.assertEqual(device_state.peak_memory(), {})
+        self.assertEqual(cuda_state.peak_memory(), {})
 
 
 class TestNeeds(unittest.TestCase):
@@ -208,7 +208,7 @@ class TestSharing(unittest.TestCase):
         with mock.patch.object(
             torch.Tensor, "cuda", lambda tensor, device=None: tensor + (0 if device is None else device)
         ):
-            device_state.fold_device_numbers(2, "cuda")
+            cuda_state.fold_device_numbers(2, "cuda")
             contexts = [torch.cuda.device(name) for name in (3, "cuda:2", torch.device("cuda", 5), -1)]
             self.assertEqual([context.idx for context in contexts], [1, 0, 1, -1])
             indices = [torch.accelerator.device_index(number) for number in (3, None)]

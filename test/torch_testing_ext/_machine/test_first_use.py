@@ -130,7 +130,7 @@ class TestNobodyUsesIt(FirstUseCase):
             import fake_cuda
             import torch
             counted = torch.cuda.device_count(), torch.cuda.is_available()
-            from torch_testing_ext._torch.device_state import first_use
+            from torch_testing_ext._torch.devices.first_accelerator_use import first_use
 
             def test_it():
                 assert first_use() is None and counted == (4, True)

@@ -22,7 +22,7 @@ from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, build_options, first_accelerator_use
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 
@@ -150,7 +150,7 @@ class TestDevices(TestCase):
             (accelerators, "device_may_exist", lambda: True),
             (accelerators, "QUESTIONS", questions),
             # An earlier test in this process may have asked CUDA; the parent would then answer for its child.
-            (device_state, "accelerator_is_in_bad_fork", lambda: False),
+            (accelerator_state, "accelerator_is_in_bad_fork", lambda: False),
         ):
             patch = mock.patch.object(owner, target, value)
             patch.start()
@@ -195,7 +195,7 @@ class TestDevices(TestCase):
     def test_asked_directly_where_a_context_exists_already(self):
         self.pretend(ask_devices=("cuda", 2))
         with (
-            mock.patch.object(device_state, "accelerator_is_initialised", lambda: True),
+            mock.patch.object(accelerator_state, "accelerator_is_initialised", lambda: True),
             mock.patch.object(os, "fork") as fork,
         ):
             self.assertEqual(accelerators.device_count(), 2)
@@ -204,13 +204,13 @@ class TestDevices(TestCase):
     def test_a_process_that_has_asked_before_asks_again(self):
         parent = os.getpid()
         self.pretend(ask_devices=lambda: ("cuda", os.getpid()))
-        with mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
+        with mock.patch.object(accelerator_state, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
             self.assertEqual(accelerators.device_count(), parent)
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
         ask = mock.Mock(return_value=["cuda", 4])
-        with mock.patch.object(device_state, "accelerator_is_in_bad_fork", lambda: True):
+        with mock.patch.object(accelerator_state, "accelerator_is_in_bad_fork", lambda: True):
             self.assertEqual(accelerators.answer_to("ask_devices", ask), ["cuda", 4])
         ask.assert_called_once_with("ask_devices")
 
@@ -278,11 +278,10 @@ class TestDevices(TestCase):
     @contextlib.contextmanager
     def process_that_has_used_nothing(self, *opened):
         """As torch knows it, on a machine with devices."""
-        untouched = {"first_use": lambda: None}
-        for name in ("accelerator_is_initialised", "accelerator_is_in_bad_fork"):
-            untouched[name] = lambda: False
+        untouched = {name: lambda: False for name in ("accelerator_is_initialised", "accelerator_is_in_bad_fork")}
         with (
-            mock.patch.multiple(device_state, **untouched),
+            mock.patch.multiple(accelerator_state, **untouched),
+            mock.patch.object(first_accelerator_use, "first_use", lambda: None),
             mock.patch.multiple(accelerators, device_may_exist=lambda: True, _driver_is_initialised=False),
             mock.patch.object(system, "opened", lambda pid: set(opened)),
         ):
@@ -351,7 +350,7 @@ class TestConditions(TestCase):
         with (
             mock.patch.multiple(accelerators, **answers),
             mock.patch.dict(sys.modules, {"torch._dynamo.device_interface": interface}),
-            mock.patch("torch_testing_ext._torch.sharding.has_triton", torch.cuda.get_device_capability),
+            mock.patch("torch_testing_ext._torch.fsdp_parts.has_triton", torch.cuda.get_device_capability),
         ):
             self.assertEqual(cuda.has_triton(), (9, 0))
 
@@ -387,7 +386,7 @@ class TestDeviceNodes(TestCase):
             tempfile.TemporaryDirectory() as dev,
             mock.patch.object(torch.version, "cuda", cuda),
             mock.patch.object(torch.version, "hip", hip),
-            mock.patch.object(device_state, "other_accelerator_is_built", lambda: False),
+            mock.patch.object(build_options, "other_accelerator_is_built", lambda: False),
         ):
             for node in nodes:
                 (Path(dev) / node).touch()
@@ -410,7 +409,7 @@ class TestDeviceNodes(TestCase):
         self.assertTrue(self.may_exist("nvidia0", cuda="12.8", CUDA_VISIBLE_DEVICES="0"))
 
     def test_other_accelerators_are_asked_for(self):
-        with mock.patch.object(device_state, "other_accelerator_is_built", lambda: True):
+        with mock.patch.object(build_options, "other_accelerator_is_built", lambda: True):
             self.assertTrue(accelerators.device_may_exist(Path("/nonexistent")))
 
 

@@ -11,7 +11,8 @@ import torch
 
 from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._testing.marks import needs, skips
-from torch_testing_ext._torch import device_state, sharding
+from torch_testing_ext._torch import fsdp_parts
+from torch_testing_ext._torch.devices import build_options, cuda_state
 
 ARCHS = ("gfx942:sramecc+", "gfx1100")
 
@@ -76,7 +77,7 @@ class TestAnswers(unittest.TestCase):
 
     def test_multicast_of_a_torch_without_an_answer(self):
         for answer, expected in (({"return_value": True}, True), ({"side_effect": RuntimeError}, False)):
-            with mock.patch.object(device_state, "has_multicast", **answer):
+            with mock.patch.object(build_options, "has_multicast", **answer):
                 self.assertIs(accelerators._has_multicast(), expected)
 
     def test_the_number_of_an_xpu(self):
@@ -127,11 +128,11 @@ class TestConclusions(unittest.TestCase):
     def test_triton(self):
         """On a device, a test without Triton skips; on the CPU it is tried."""
         test = skips.xfailIfNoAcceleratorTriton(lambda device: device)
-        with mock.patch.object(sharding, "has_triton", lambda: False):
+        with mock.patch.object(fsdp_parts, "has_triton", lambda: False):
             self.assertEqual(test(device="cpu"), "cpu")
             with self.assertRaisesRegex(unittest.SkipTest, r"Triton not available \(device='cuda:1'\)"):
                 test(device="cuda:1")
-        with mock.patch.object(sharding, "has_triton", lambda: True):
+        with mock.patch.object(fsdp_parts, "has_triton", lambda: True):
             self.assertEqual(test(device="cuda:1"), "cuda:1")
 
     def test_the_first_device_of_cuda(self):
@@ -144,7 +145,7 @@ class TestConclusions(unittest.TestCase):
         for kind, expected in (("cuda", True), ("xpu", False)):
             with (
                 has(accelerator_type=kind, cuda_properties={"capability": (9, 0), "arch": "sm_90"}),
-                mock.patch.object(device_state, "describing_device") as describing,
+                mock.patch.object(cuda_state, "describing_device") as describing,
                 cuda.answering_for_torch(),
             ):
                 self.assertEqual(describing.called, expected)

@@ -16,7 +16,7 @@ from kit.with_accelerators import in_a_fork
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import ends, fork_safety
 from torch_testing_ext._process.channels import Channel, socket_pair
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import cuda_state, first_accelerator_use
 from torch_testing_ext.runner.processes import preloaded_server, worker_messages
 
 TOO_OLD = (
@@ -44,7 +44,7 @@ def cuda_that_shows(count, by_nvml=2, error="No CUDA GPUs are available"):
         return types.SimpleNamespace(name="H100", total_memory=80 << 30, major=9, minor=0, uuid=f"uuid-{number}")
 
     # A torch that is built for CUDA would get its own functions back when the noting ends.
-    device_state.stop_noting()
+    first_accelerator_use.stop_noting()
     with ExitStack() as stack:
         for owner, name, value in (
             (torch.version, "cuda", "13.2"),
@@ -56,13 +56,13 @@ def cuda_that_shows(count, by_nvml=2, error="No CUDA GPUs are available"):
             (torch.cuda, "get_device_properties", properties),
             (torch.cuda, "can_device_access_peer", lambda number, other: True),
             (torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")),
-            (device_state, "nccl_version", lambda: (2, 29, 7)),
+            (cuda_state, "nccl_version", lambda: (2, 29, 7)),
             (accelerators, "device_may_exist", lambda *_: True),
         ):
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         accelerators._answer.cache_clear()
         flags.flag.cache_clear()
-        device_state._noted = None
+        first_accelerator_use._noted = None
         yield
 
 
@@ -116,7 +116,7 @@ class TestMaskOfInstances(unittest.TestCase):
 
     def count_and_note(self, mask):
         with cuda_that_shows(1), mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES=mask):
-            device_state.note_first_use()
+            first_accelerator_use.note_first_use()
             return torch._C._cuda_getDeviceCount(), accelerators.unsafe_to_fork()
 
     @in_a_fork

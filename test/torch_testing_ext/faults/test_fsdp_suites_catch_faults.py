@@ -15,7 +15,7 @@ from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 from torch.distributed.fsdp import _init_utils
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 fsdp1 = load("fsdp/test_fsdp_tp_integration.py")
@@ -41,7 +41,7 @@ def gradients_are_not_averaged() -> AbstractContextManager[Any]:
         group = kwargs.get("group") or next(arg for arg in args if isinstance(arg, dist.ProcessGroup))
         output.copy_(input.chunk(group.size())[group.rank()])
 
-    return mock.patch.object(dist, sharding.reduce_scatter_name(), keep_own)
+    return mock.patch.object(dist, fsdp_parts.reduce_scatter_name(), keep_own)
 
 
 def only_first_optimizer_steps() -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ import torch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import ends, fork_safety
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import first_accelerator_use
 
 from .processes import ROOT
 
@@ -92,8 +92,8 @@ def _forget_earlier_uses() -> None:
     The import of a suite that compiles asks CUDA's driver, if torch is built for it. Another test has ended the noting.
     """
     torch.cuda._is_in_bad_fork = lambda: False
-    device_state._noted = None
-    device_state.note_first_use()
+    first_accelerator_use._noted = None
+    first_accelerator_use.note_first_use()
 
 
 def _run_and_exit(test: Callable[[], None], send: int) -> None:

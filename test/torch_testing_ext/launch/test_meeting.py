@@ -13,7 +13,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext._process.channels import Channel
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch.groups import process_groups
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import coordinator as coordinator_module, environment, start
 from torch_testing_ext.launch.coordinator import (
@@ -109,7 +109,7 @@ class SeveralMachinesTest(TestCase):
 
         self.addCleanup(has_answered.set)
         with (
-            mock.patch.object(process_state, "launcher_store", launcher_store),
+            mock.patch.object(process_groups, "launcher_store", launcher_store),
             socket.create_server(("localhost", self.port)),
         ):
             with (

@@ -80,7 +80,7 @@ class StartTest(TestCase):
         self.addCleanup(launcher.close)
         launcher._in_use = True  # as found earlier
         named = launch.Named.of(start.close)  # of a module that any interpreter can import
-        with mock.patch("torch_testing_ext._torch.process_state.made_groups_before", lambda: True):
+        with mock.patch("torch_testing_ext._torch.groups.process_groups.made_groups_before", lambda: True):
             server = launcher._make_server("auto", named)
         self.addCleanup(server.close)
         self.assertIs(server.method, StartMethod.FORK_FRESH)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from torch_testing_ext._hypothesis.blueprints import Blueprint
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch.tensors import dtensor_parts
 
 from .tensor_strategies import shapes, tensors
 from .world_strategies import MeshPlan, device_meshes
@@ -88,7 +88,7 @@ def in_order(
     for mesh_dim, placement in enumerate(chosen):
         factor = earlier_to_the_right(mesh_dim) if placement.is_shard() else 1
         if factor > 1:
-            placement = sharding.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]  # it is a Shard
+            placement = dtensor_parts.strided_shard(placement.dim, factor)  # type: ignore[attr-defined]  # it is a Shard
         result.append(placement)
     return tuple(result)
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, build_options
 
 from . import COUNT, KIND, LIBRARY_FOLDER, refusal
 from .building import FakeAcceleratorError, load_library
@@ -30,7 +30,7 @@ def autoload() -> None:
 
 def register() -> None:
     """Load the library and name the device. Raises FakeAcceleratorError where torch has another accelerator."""
-    name = device_state.extension_device_type()
+    name = accelerator_state.extension_device_type()
     if name == KIND:
         return
     if name != _UNUSED_NAME:
@@ -39,7 +39,7 @@ def register() -> None:
             f"what brings {name}"
         )
     # Asking the driver of CUDA would make this process unsafe to fork.
-    may_be_another = device_state.device_may_exist()
+    may_be_another = build_options.device_may_exist()
     present = torch.accelerator.current_accelerator(check_available=True) if may_be_another else None
     if present is not None:
         raise FakeAcceleratorError(refusal(present.type))
@@ -53,7 +53,7 @@ def register() -> None:
         module.rename_privateuse1_backend = _refuse_other_extension
     from . import device_module
 
-    device_state.register_device_module(KIND, device_module)
+    accelerator_state.register_device_module(KIND, device_module)
     utils.generate_methods_for_privateuse1_backend(for_storage=True)
     if torch.distributed.is_available():
 

@@ -17,7 +17,7 @@ from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._testing.marks import device_types, parametrized
 from torch_testing_ext._testing.marks.device_types import tol
 from torch_testing_ext._testing.marks.parametrized import compose_parametrize_fns, dtype_name
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state
 
 from .test_case import TestCase
 
@@ -199,7 +199,7 @@ def _dtype_suffix(dtype: Any) -> str:
 
 
 def _type_name(device_type: str) -> str:
-    return device_state.extension_device_type() if device_type == _PRIVATEUSE1 else device_type
+    return accelerator_state.extension_device_type() if device_type == _PRIVATEUSE1 else device_type
 
 
 # -- the types of device
@@ -293,7 +293,7 @@ class PrivateUse1TestBase(_IndexedTestBase):
     @classmethod
     def setUpClass(cls) -> None:
         # A test's class, not this base, becomes one of the extension's type: PyTorch changes the base.
-        name = device_state.extension_device_type()
+        name = accelerator_state.extension_device_type()
         cls.device_type = name
         module = getattr(torch, name)
         may_ask = getattr(module, "is_initialized", lambda: True)()
@@ -301,7 +301,7 @@ class PrivateUse1TestBase(_IndexedTestBase):
 
     @classmethod
     def _device_count(cls) -> int:
-        return int(getattr(torch, device_state.extension_device_type()).device_count())
+        return int(getattr(torch, accelerator_state.extension_device_type()).device_count())
 
 
 def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
@@ -315,7 +315,7 @@ def get_device_type_test_bases() -> list[type[DeviceTypeTestBase]]:
 
 
 def is_privateuse1_backend_available() -> bool:
-    module = getattr(torch, device_state.extension_device_type(), None)
+    module = getattr(torch, accelerator_state.extension_device_type(), None)
     return bool(module is not None and module.is_available())
 
 
@@ -355,7 +355,7 @@ def _types(given: str | Collection[str] | None) -> set[str]:
 
 def _generic_name(device_type: str) -> str:
     """The device of an extension is always called privateuse1 here."""
-    return _PRIVATEUSE1 if device_type == device_state.extension_device_type() else device_type
+    return _PRIVATEUSE1 if device_type == accelerator_state.extension_device_type() else device_type
 
 
 def get_desired_device_type_test_bases(

@@ -16,7 +16,8 @@ from torch_testing_ext._machine.device_rules import uses_nccl
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, too_few_devices
 from torch_testing_ext._testing.marks.skips import tp_transports
-from torch_testing_ext._torch import process_state, tensors
+from torch_testing_ext._torch import compiler_state
+from torch_testing_ext._torch.tensors import tensor_subclasses
 
 from . import groups_and_devices
 from .multi_process import MultiProcessTestCase
@@ -95,9 +96,9 @@ def run_subtests(
     for values in itertools.product(*subtest_config.values()):
         chosen = dict(zip(names, values, strict=True))
         with cls_inst.subTest(**chosen):
-            process_state.reset_dynamo()
+            compiler_state.reset_dynamo()
             test_fn(*test_args, **test_kwargs, **chosen)
-            process_state.reset_dynamo()
+            compiler_state.reset_dynamo()
         dist.barrier()
 
 
@@ -136,7 +137,7 @@ class ShardedTensorTestBase(MultiProcessTestCase):
     def init_rpc(self) -> None:
         """Start RPC, in which worker N owns device N if there are devices."""
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{self.file_name}", **tensors.rpc_transports(tp_transports())
+            init_method=f"file://{self.file_name}", **tensor_subclasses.rpc_transports(tp_transports())
         )
         for rank in range(self.world_size if accelerators.device_count() else 0):
             options.set_device_map(f"worker{rank}", {rank: self.rank, self.rank: rank})
@@ -211,7 +212,7 @@ class DynamoDistributedSingleProcTestCase(TestCase):
     def setUpClass(cls) -> None:
         super().setUpClass()
         cls._exit_stack = ExitStack()
-        cls._exit_stack.enter_context(process_state.strict_dynamo())
+        cls._exit_stack.enter_context(compiler_state.strict_dynamo())
         kind = accelerators.accelerator_type() or "cpu"
         cls.rank = 0
         cls.device = f"{kind}:{cls.rank}"
@@ -228,10 +229,10 @@ class DynamoDistributedSingleProcTestCase(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        process_state.forget_compiled()
+        compiler_state.forget_compiled()
 
     def tearDown(self) -> None:
-        process_state.forget_compiled()
+        compiler_state.forget_compiled()
         super().tearDown()
 
 
@@ -247,5 +248,5 @@ class DynamoDistributedMultiProcTestCase(DistributedTestBase):
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
-        process_state.forget_compiled()
+        compiler_state.forget_compiled()
         super()._run(rank, test_name, file_name, pipe, **kwargs)

@@ -2,6 +2,6 @@
 
 import importlib
 
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch import compiler_state
 
-importlib.import_module(process_state.DYNAMO)
+importlib.import_module(compiler_state.DYNAMO)

@@ -27,7 +27,8 @@ from torch_testing_ext._process import notes
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._testing.helpers.contexts import within
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext._torch import device_state, flight_recorder, process_state
+from torch_testing_ext._torch.devices import cuda_state
+from torch_testing_ext._torch.groups import fake_groups, watched_groups
 from torch_testing_ext.launch import RankContext, environment
 from torch_testing_ext.launch.in_rank import context_here
 from torch_testing_ext.launch.own_report import is_of_lost_peer
@@ -61,7 +62,7 @@ def announce_creation(context: RankContext) -> None:
 @functools.cache
 def watch_creation() -> None:
     """Note all process groups that this process and its forks make."""
-    flight_recorder.watch_process_groups(_creating, is_of_lost_peer)
+    watched_groups.watch_process_groups(_creating, is_of_lost_peer)
 
 
 def _creating(name: str) -> AbstractContextManager[None]:
@@ -170,7 +171,7 @@ def are_shared(world_size: int) -> bool:
 
 
 def backend_of_shared_devices() -> str:
-    return device_rules.shared_backend(device_state.nccl_version(), torch.version.hip is not None)
+    return device_rules.shared_backend(cuda_state.nccl_version(), torch.version.hip is not None)
 
 
 def backend_of(kind: str, world_size: int) -> str:
@@ -183,7 +184,7 @@ def backend_of(kind: str, world_size: int) -> str:
 def check_backend(name: str, world_size: int) -> None:
     """Skip a test that names NCCL itself, where its ranks share devices and NCCL does not allow that."""
     if uses_nccl(name) and are_shared(world_size) and backend_of_shared_devices() != "nccl":
-        version = ".".join(map(str, device_state.nccl_version())) or "of this torch"
+        version = ".".join(map(str, cuda_state.nccl_version())) or "of this torch"
         why = f"NCCL {version} does not let {world_size} ranks share {accelerators.device_count()} GPU(s)"
         raise Skipped(TestSkip(TEST_SKIPS["generic"].exit_code, why))
 
@@ -194,7 +195,7 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
     if kind is None or kind == "xpu" or not are_shared(world_size):
         return
     devices = accelerators.device_count()
-    device_state.fold_device_numbers(devices, kind)
+    cuda_state.fold_device_numbers(devices, kind)
     if kind != "cuda":
         # Its own backend has to let ranks share, and its allocator their memory.
         return
@@ -209,7 +210,7 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
         names: Any = dist.Backend.default_device_backend_map
         # For groups whose backend is left to torch.
         names["cuda"] = chosen
-        device_state.gather_lists_one_by_one()
+        cuda_state.gather_lists_one_by_one()
     own = device_rules.device_of(rank, devices)
 
     def at_first_use() -> None:
@@ -217,7 +218,7 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
         total = torch.cuda.get_device_properties(own).total_memory
         torch.cuda.set_per_process_memory_fraction(device_rules.fraction_for(total, ranks), own)
 
-    device_state.when_cuda_is_first_used(at_first_use)
+    cuda_state.when_cuda_is_first_used(at_first_use)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -392,7 +393,7 @@ def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any
     return decorate if func is None else decorate(func)
 
 
-FakeProcessGroup = process_state.fake_process_group()
+FakeProcessGroup = fake_groups.fake_process_group()
 _Store: Any = dist.Store  # type: ignore[attr-defined, unused-ignore]  # missing in the stubs of some versions
 
 
@@ -400,4 +401,4 @@ class FakeStore(_Store):  # type: ignore[misc, unused-ignore]
     """A store that keeps nothing, for `init_process_group(backend="fake", store=FakeStore(), ...)`."""
 
 
-process_state.register_fake_backend()
+fake_groups.register_fake_backend()

@@ -14,7 +14,9 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import system
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.bases.rank_accounts import recorded_account
-from torch_testing_ext._torch import device_state, process_state
+from torch_testing_ext._torch import compiler_state
+from torch_testing_ext._torch.devices import first_accelerator_use
+from torch_testing_ext._torch.groups import process_groups
 from torch_testing_ext.launch import RankContext, environment, in_rank
 
 # Its type stubs lack what comes from C++.
@@ -50,8 +52,8 @@ def run_rank(
                     leave_process_group(context.fast_exit)
                 context.account.passed(_imported_since(count) if reports_imports and context.rank == 0 else ())
     finally:
-        if process_state.COMPILE_POOL in sys.modules:
-            process_state.end_compile_workers()
+        if compiler_state.COMPILE_POOL in sys.modules:
+            compiler_state.end_compile_workers()
         if context.group_creation is not None and context.group_creation.created:
             groups_and_devices.wait_for_peers()
 
@@ -69,16 +71,16 @@ def prepare_rank(context: RankContext) -> None:
     if "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         # torch reads it only at import, which was before the fork.
         c10d.set_debug_level_from_env()
-    device_state.stop_noting()
+    first_accelerator_use.stop_noting()
     groups_and_devices.prepare_shared_devices(context.rank, context.world_size)
     if context.is_debugged:
-        process_state.wait_without_end()
+        process_groups.wait_without_end()
     groups_and_devices.announce_creation(context)
 
 
 def leave_process_group(fast: bool) -> None:
     """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
-    if not dist.is_initialized() or (fast and process_state.only_gloo()):
+    if not dist.is_initialized() or (fast and process_groups.only_gloo()):
         return
     groups_and_devices.wait_for_peers()
     with suppress(AssertionError, ValueError):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import shell_words, signals, user_commands
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch import imported_garbage
 
 from . import invocation
 from .unittest_and_pytest import FixtureSuite, PytestStyleTest, if_no_test, pytest_style_tests, why_not_run
@@ -54,7 +54,7 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.showlocals:
         rest.insert(1, "--locals")
     signals.keep_exit_codes()
-    process_state.exempt_imported()
+    imported_garbage.exempt_imported()
     streams = sys.stdout, sys.stderr
     _Runner.guard = ExitGuard()
     _Runner.guard.install()

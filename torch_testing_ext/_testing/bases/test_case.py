@@ -17,7 +17,7 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.helpers.contexts import disable_gc, set_warn_always_context
 from torch_testing_ext._testing.helpers.equality import Rules, find_difference
 from torch_testing_ext._testing.marks.skips import check_slow_or_fast
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch import function_modes
 
 # Keeps these frames out of unittest's tracebacks.
 __unittest = True
@@ -60,8 +60,8 @@ class TestCase(expecttest.TestCase):
         self._invariants_before = _sparse_invariants.is_enabled()
         _sparse_invariants.enable()
         self._grad_before = torch.is_grad_enabled()
-        self._modes_before = process_state.torch_function_modes()
-        self._state_before = process_state.torch_function_state()
+        self._modes_before = function_modes.torch_function_modes()
+        self._state_before = function_modes.torch_function_state()
 
     def tearDown(self) -> None:
         if self._invariants_before is False:
@@ -80,16 +80,16 @@ class TestCase(expecttest.TestCase):
 
     def _check_torch_function(self) -> None:
         """Remove a leaked mode (a default device is one), which would change every later test, and fail this one."""
-        leaked = process_state.torch_function_modes() - self._modes_before
+        leaked = function_modes.torch_function_modes() - self._modes_before
         for _ in range(leaked):
-            process_state.pop_torch_function_mode()
+            function_modes.pop_torch_function_mode()
         if leaked:
             raise AssertionError(
                 f"the test left {leaked} torch function mode(s) on (torch.set_default_device sets one)"
             )
-        state = process_state.torch_function_state()
+        state = function_modes.torch_function_state()
         if state != self._state_before:
-            process_state.set_torch_function_state(self._state_before)
+            function_modes.set_torch_function_state(self._state_before)
             raise AssertionError(f"the test left __torch_function__ in the state {state}; it was {self._state_before}")
 
     # -- equality

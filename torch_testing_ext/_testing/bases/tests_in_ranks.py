@@ -15,7 +15,7 @@ from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
-from torch_testing_ext._torch.process_state import DYNAMO, INDUCTOR
+from torch_testing_ext._torch.compiler_state import DYNAMO, INDUCTOR
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import print_leftovers
 from torch_testing_ext.launch.aspects.rank_warnings import warn_again_of_ranks

@@ -31,8 +31,9 @@ from torch_testing_ext._collectives.records import (
 )
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.words import grouped
-from torch_testing_ext._torch import flight_recorder, process_state
-from torch_testing_ext._torch.tensors import tensors_in
+from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch.groups import thread_worlds
+from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 from torch_testing_ext.launch import Cause
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ class _Issued:
         return CallInGroup(call, self.group, "threaded")
 
 
-class ThreadLocalWorld(process_state.world_class()):  # type: ignore[misc]
+class ThreadLocalWorld(thread_worlds.world_class()):  # type: ignore[misc]
     """Replaces c10d's world: holds a WorldData for each thread, and the state that the threads share."""
 
     def __init__(self) -> None:
@@ -391,18 +392,18 @@ def _install_threaded_pg() -> ThreadLocalWorld:
     assert not _before, "a threaded world is installed already"
     world = ThreadLocalWorld()
     # PyTorch's own kit registers a backend under the same name; a process may have imported both.
-    _before.append((process_state.get_world(), process_state.backend_plugin("threaded")))
-    process_state.set_backend_plugin("threaded", _PLUGIN)
-    process_state.set_world(world)
-    process_state.isolate_threads(True)
+    _before.append((thread_worlds.get_world(), thread_worlds.backend_plugin("threaded")))
+    thread_worlds.set_backend_plugin("threaded", _PLUGIN)
+    thread_worlds.set_world(world)
+    thread_worlds.isolate_threads(True)
     return world
 
 
 def _uninstall_threaded_pg() -> None:
     world, plugin = _before.pop()
-    process_state.set_world(world)
-    process_state.set_backend_plugin("threaded", plugin)
-    process_state.isolate_threads(False)
+    thread_worlds.set_world(world)
+    thread_worlds.set_backend_plugin("threaded", plugin)
+    thread_worlds.isolate_threads(False)
 
 
 # -- rendezvous
@@ -552,7 +553,7 @@ def site_of_call() -> tuple[str, int, str] | None:
     """The line of the program that calls a collective."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not flight_recorder.is_of_torch(file):
+        if not file.startswith(_OURS) and not torch_frames.is_of_torch(file):
             return file, line, frame.f_code.co_name
     return None
 
@@ -607,7 +608,7 @@ class ProcessLocalGroup(_ProcessGroup):  # type: ignore[misc, unused-ignore]
         waits = self._rendezvous.waits_of(self._rank)
         with nullcontext() if waits is None else waits.check.issuing():
             self._rendezvous.take_part(self._rank, kind, arguments, partial(work, **options), options)
-        done = process_state.finished_work(arguments)
+        done = thread_worlds.finished_work(arguments)
         if waits is not None:
             outputs, inputs = written_and_read(self._rank, kind, arguments, options)
             waits.issued(done, kind, outputs, inputs, _issuer())
@@ -714,7 +715,7 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
     ranks = tuple(opts.global_ranks_in_group) or tuple(range(opts.group_size))
     group = ProcessLocalGroup(opts.group_rank, opts.group_size)
     group._name = opts.group_id
-    world = process_state.get_world()
+    world = thread_worlds.get_world()
     group._rendezvous = world.rendezvous(opts.group_id, ranks)
     description = "" if opts.global_ranks_in_group else "default_pg"
     record = GroupRecord(opts.group_id, description, ranks, opts.group_rank)
@@ -724,4 +725,4 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
 
 
 dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
-_PLUGIN = process_state.backend_plugin("threaded")
+_PLUGIN = thread_worlds.backend_plugin("threaded")

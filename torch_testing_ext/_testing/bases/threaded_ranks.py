@@ -27,7 +27,7 @@ from torch_testing_ext._collectives.findings import (
 )
 from torch_testing_ext._collectives.sanitizer_findings import finding_of_rank
 from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch.groups import thread_worlds
 from torch_testing_ext.launch import RankEnding, RankReport, grace_periods, hang, now
 from torch_testing_ext.launch.in_rank import Sanitize
 from torch_testing_ext.launch.rank_watch import RankEvidence, RankWatch, WatchAction, WatchRules
@@ -69,7 +69,7 @@ class RankThreads:
         self.began = now()
         self._body = body
         self._account_for = account_for
-        self._sharding_lock = process_state.one_sharding_at_a_time()
+        self._sharding_lock = thread_worlds.one_sharding_at_a_time()
         self._sharding_lock.__enter__()
         self._world: ThreadLocalWorld = _install_threaded_pg()
         # What must be known to run a test again.

@@ -61,7 +61,7 @@ class Recording(importlib.abc.MetaPathFinder):
             import torch.distributed
 
             from torch_testing_ext._process import messages
-            from torch_testing_ext._torch import flight_recorder
+            from torch_testing_ext._torch.groups import watched_groups
             from torch_testing_ext.launch import AccountWriter, RankContext, in_rank
             from torch_testing_ext.launch.in_rank import Sanitize, log_of
             from torch_testing_ext.launch.own_report import is_of_lost_peer
@@ -71,7 +71,7 @@ class Recording(importlib.abc.MetaPathFinder):
             world_size = int(os.environ["WORLD_SIZE"])
             context = RankContext(self._rank, world_size, Path(self._folder), AccountWriter(None))
             context.enter()
-            flight_recorder.watch_process_groups(lambda name: nullcontext(), is_of_lost_peer)
+            watched_groups.watch_process_groups(lambda name: nullcontext(), is_of_lost_peer)
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
             in_rank.begin_sanitizing(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True

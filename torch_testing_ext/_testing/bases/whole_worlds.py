@@ -35,8 +35,12 @@ from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
-from torch_testing_ext._torch import flight_recorder, operation_hook, process_state, tensors
-from torch_testing_ext._torch.operation_hook import OpSpec, TensorUses
+from torch_testing_ext._torch import imported_garbage, torch_frames
+from torch_testing_ext._torch.groups import fake_groups, watched_groups
+from torch_testing_ext._torch.operations import operation_hook, watched_waits, works
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.operations.tensor_uses import TensorUses
+from torch_testing_ext._torch.tensors import nested_tensors, tensor_comparison, tensor_reads
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.fork_server import MANY_RANKS
@@ -340,7 +344,7 @@ class _Place:
 def _run_rank(place: _Place, timeout: float, body: Callable[[int], object], is_test: bool) -> NoReturn:
     """Be one rank: run the body, and leave a log and a result."""
     folder, rank = place.folder, place.rank
-    process_state.exempt_imported(None)
+    imported_garbage.exempt_imported(None)
     output = os.open(folder / f"{rank}.output", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     sessions.detach(output)
     signals.unblock()
@@ -421,7 +425,7 @@ class _RankInWorld:
     @contextlib.contextmanager
     def active(self, judges: bool) -> Iterator[None]:
         """Be this rank, in a process that ends soon: nothing is restored. `judges`: assertions hold for all values."""
-        flight_recorder.forget_groups()
+        watched_groups.forget_groups()
         rank, size = str(self._rank), str(self._world_size)
         os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
         watch_creation()
@@ -431,8 +435,8 @@ class _RankInWorld:
         self._recorder.note_groups()
         self._refuse()
         operation_hook.listen(self._recorder)
-        operation_hook.watch_waits(self.uses.waited, None)
-        tensors.listen_to_reads(self.uses)
+        watched_waits.watch_waits(self.uses.waited, None)
+        tensor_reads.listen_to_reads(self.uses)
         for module, name in _SYNCHRONIZES:
             if hasattr(torch, module):
                 setattr(getattr(torch, module), name, self.uses.synchronize)
@@ -440,7 +444,7 @@ class _RankInWorld:
         torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
         if not judges:
             self.uses.leave_assertions(unittest.TestCase)
-            tensors.wrap_differences(self.uses.without_differences)
+            tensor_comparison.wrap_differences(self.uses.without_differences)
         with self.uses:
             yield
 
@@ -454,7 +458,7 @@ class _RankInWorld:
     def _make_groups_fake(self) -> None:
         """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
         init = dist.init_process_group
-        process_state.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
+        fake_groups.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
 
         @functools.wraps(init)
         def have(*args: Any, **kwargs: Any) -> None:
@@ -590,13 +594,13 @@ class _WaitLog(Check):
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> Any:
         outputs = outputs_of(spec, args)
-        is_vote = spec.kind == "recv" and operation_hook.is_vote(operation_hook.issuer_of(sys._getframe(2)))
+        is_vote = spec.kind == "recv" and torch_frames.is_vote(torch_frames.issuer_of(sys._getframe(2)))
         if is_vote:
             # As this one.
             outputs[0].fill_(1)
-        complete = operation_hook.with_complete_work(result, outputs or inputs_of(spec, args))
+        complete = works.with_complete_work(result, outputs or inputs_of(spec, args))
         is_awaited = operation_hook.is_synchronous(spec, args)
-        self.uses.issued(number, None if is_awaited else operation_hook.work_of(complete), [] if is_vote else outputs)
+        self.uses.issued(number, None if is_awaited else works.work_of(complete), [] if is_vote else outputs)
         return complete
 
 
@@ -730,10 +734,10 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func._schema.name == "aten::equal":
-            for tensor in tensors.tensors_in(args):
+            for tensor in nested_tensors.tensors_in(args):
                 self._read("equal", tensor)
         # Some operations on lists work in place and return nothing.
-        made = list(tensors.tensors_in(args if result is None else result))
+        made = list(nested_tensors.tensors_in(args if result is None else result))
         if func.namespace == "_c10d_functional" and func._schema.name.endswith("wait_tensor"):
             number = self._depends.get(_storage(made[0])) if made else None
             if number is not None:
@@ -741,7 +745,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
             return
         depends = -1
         if self._depends:
-            for tensor in tensors.tensors_in((args, kwargs)):
+            for tensor in nested_tensors.tensors_in((args, kwargs)):
                 depends = max(depends, self._depends.get(_storage(tensor), -1))
         for tensor in made:
             self._hold(tensor, depends)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import cuda_state
 
 # --------------------------------------------------------------------------------------------------------------------
 # Context managers for settings and files; each restores the previous state at its end.
@@ -349,7 +349,7 @@ def _blas_kept() -> Iterator[None]:
             yield
     finally:
         if _backends.cuda.is_built():
-            device_state.forget_blas_workspaces()
+            cuda_state.forget_blas_workspaces()
 
 
 # Decorators: restore the preferred library after the test, which may change it.

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import tensors
+from torch_testing_ext._torch.tensors import tensor_comparison
 
 ItemPath = tuple[Any, ...]
 # The two values at a place.
@@ -175,7 +175,7 @@ def _sorted_if_possible(keys: list[Any]) -> list[Any]:
 
 
 def _is_sequence(value: Any) -> bool:
-    script_list, _ = tensors.script_container_types()
+    script_list, _ = tensor_comparison.script_container_types()
     kinds = (
         Sequence,
         torch.nn.Sequential,
@@ -188,7 +188,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _is_mapping(value: Any) -> bool:
-    _, script_dict = tensors.script_container_types()
+    _, script_dict = tensor_comparison.script_container_types()
     kinds = (
         Mapping,
         torch.nn.ModuleDict,
@@ -364,7 +364,7 @@ def _to_number(value: Any) -> Any:
 def _difference(actual: Any, expected: Any, rules: Rules, **checks: bool) -> str | None:
     """Compare two numbers or tensors; None where they are equal."""
     try:
-        tensors.compare(
+        tensor_comparison.compare(
             actual,
             expected,
             rtol=rules.rtol,

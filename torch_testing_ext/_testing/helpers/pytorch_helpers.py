@@ -25,7 +25,7 @@ from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._machine.machine_resources import find_free_port, retry_on_connect_failures
 from torch_testing_ext._process.source_files import source_file
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch import compiler_state
 
 from .contexts import DeterministicGuard, changed_environment, set_default_dtype, within
 
@@ -402,7 +402,7 @@ def runWithoutCompiledAutograd(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     if not isinstance(msg, str):
         raise AssertionError("write @runWithoutCompiledAutograd() or @runWithoutCompiledAutograd('reason')")
-    return within(process_state.without_compiled_autograd)
+    return within(compiler_state.without_compiled_autograd)
 
 
 def find_library_location(lib_name: str) -> Path:

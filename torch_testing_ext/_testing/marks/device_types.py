@@ -12,7 +12,7 @@ import torch
 
 from torch_testing_ext._machine import cuda, machine_resources
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import accelerator_state, build_options
 
 from . import needs, skips
 from .skips import skip_for
@@ -125,7 +125,7 @@ dtypesIfCUDA = _dtypes_on("cuda")
 dtypesIfXPU = _dtypes_on("xpu")
 dtypesIfMPS = _dtypes_on("mps")
 dtypesIfHPU = _dtypes_on("hpu")
-dtypesIfPRIVATEUSE1 = _dtypes_on(device_state.extension_device_type)
+dtypesIfPRIVATEUSE1 = _dtypes_on(accelerator_state.extension_device_type)
 
 tol = namedtuple("tol", ["atol", "rtol"])
 
@@ -180,7 +180,7 @@ _SANITIZER_FACTOR = 10
 
 def native_devices() -> tuple[str, ...]:
     """The types of device that PyTorch itself implements, and the one that an extension has registered."""
-    return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", device_state.extension_device_type())
+    return ("cpu", "cuda", "xpu", "meta", "mps", "mtia", accelerator_state.extension_device_type())
 
 
 def _skip_unless(runs_on: _RunsOn, reason: _Reason) -> Decorator:
@@ -233,7 +233,7 @@ skipMetaIf = _skip_on("meta")
 skipMPSIf = _skip_on("mps")
 skipHPUIf = _skip_on("hpu")
 skipXLAIf = _skip_on("xla")
-skipPRIVATEUSE1If = _skip_on(device_state.extension_device_type)
+skipPRIVATEUSE1If = _skip_on(accelerator_state.extension_device_type)
 
 skipLazy = skipLazyIf(True, "test doesn't work with lazy tensors")
 skipMeta = skipMetaIf(True, "test doesn't work with meta tensors")
@@ -286,7 +286,7 @@ onlyHPU = onlyOn("hpu")
 
 
 def onlyPRIVATEUSE1(fn: Any) -> Any:
-    device_type = device_state.extension_device_type()
+    device_type = accelerator_state.extension_device_type()
     if getattr(torch, device_type, None) is None:
         return unittest.skip(f"Skip as torch has no module of {device_type}")(fn)
     return onlyOn(device_type)(fn)
@@ -300,7 +300,7 @@ onlyAccelerator = _skip_unless(
 
 
 def _is_on_cuda_or_extension(test: Any) -> bool:
-    return test.device_type in ("cuda", device_state.extension_device_type())
+    return test.device_type in ("cuda", accelerator_state.extension_device_type())
 
 
 onlyCUDAAndPRIVATEUSE1 = _skip_unless(
@@ -373,7 +373,7 @@ def _device_of(test: Any) -> str:
 def _has_sufficient_memory(device: str, size: int) -> bool:
     """Has a device as many bytes free? Skips the test where that is not known."""
     place = torch.device(device)
-    if place.type in ("cuda", "xpu", device_state.extension_device_type()):
+    if place.type in ("cuda", "xpu", accelerator_state.extension_device_type()):
         return _has_device_memory(place, size)
     if place.type not in ("cpu", "mps"):
         raise unittest.SkipTest(f"the free memory of {place.type} is not known")
@@ -485,7 +485,7 @@ disablecuDNN = _without(_backends.cudnn, _uses_cudnn)
 disableMkldnn = _without(_backends.mkldnn, lambda test: bool(_backends.mkldnn.is_available()))
 
 
-skipCPUIfNoLapack = skipCPUIf(not device_state.has_lapack(), "PyTorch compiled without Lapack")
+skipCPUIfNoLapack = skipCPUIf(not build_options.has_lapack(), "PyTorch compiled without Lapack")
 skipCPUIfNoMkl = skipCPUIf(not _backends.mkl.is_available(), "PyTorch is built without MKL support")
 skipCPUIfNoMkldnn = skipCPUIf(not _backends.mkldnn.is_available(), "PyTorch is built without mkldnn support")
 skipCUDAIfNoCudnn = skipCUDAIf("no_cudnn", "cuDNN not available")

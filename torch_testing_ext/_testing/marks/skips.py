@@ -20,7 +20,8 @@ import torch
 
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._machine.flags import LazyVal, flag
-from torch_testing_ext._torch import device_state, sharding
+from torch_testing_ext._torch import fsdp_parts
+from torch_testing_ext._torch.devices import build_options, cuda_state
 
 from . import needs
 from .parametrized import Decorator as Decorator, copy_of
@@ -173,10 +174,10 @@ def requires_accelerator(fn: Any) -> Any:
 def skipIfCachingAllocatorDisabled(fn: Any) -> Any:
     """Skip where CUDA's allocator does not cache: the environment or the process turned that off."""
     reason = "requires the CUDA/HIP caching allocator (current allocator is uncached)"
-    return lazy_skip_if(lambda: flag("TEST_CUDA") and not device_state.caching_allocator_is_enabled(), reason)(fn)
+    return lazy_skip_if(lambda: flag("TEST_CUDA") and not cuda_state.caching_allocator_is_enabled(), reason)(fn)
 
 
-skipIfNoLapack = lazy_skip_if(lambda: not device_state.has_lapack(), "PyTorch compiled without Lapack")
+skipIfNoLapack = lazy_skip_if(lambda: not build_options.has_lapack(), "PyTorch compiled without Lapack")
 
 
 def skipIfNoXNNPACK(fn: Any) -> Any:
@@ -469,7 +470,7 @@ def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
 
     @functools.wraps(test_func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if sharding.has_triton():
+        if fsdp_parts.has_triton():
             return test_func(*args, **kwargs)
         device = _device_of_call(args, kwargs)
         kind, _, _ = str(device).partition(":")

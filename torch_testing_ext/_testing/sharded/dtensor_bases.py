@@ -20,7 +20,7 @@ from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.needs import Skipped, skip_if_lt_x_gpu, too_few_devices
-from torch_testing_ext._torch import process_state
+from torch_testing_ext._torch.groups import fake_groups
 
 # --------------------------------------------------------------------------------------------------------------------
 # The devices and the number of ranks of DTensor tests. A test file may set the constants in the mirror.
@@ -253,7 +253,7 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
 def _check_known(backend: str) -> None:
     for name in names_in(backend):
         if name == "fake":
-            process_state.register_fake_backend()
+            fake_groups.register_fake_backend()
         # torch registers some of its backends when it is asked for them.
         if not dist.is_backend_available(name) and name not in dist.Backend.backend_list:
             known = ", ".join(sorted(set(dist.Backend.backend_list) - {"undefined"}))

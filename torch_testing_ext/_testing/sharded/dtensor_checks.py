@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch.tensors import dtensor_parts
 
 # --------------------------------------------------------------------------------------------------------------------
 # DTensorConverter, which places the tensor arguments of a call on a mesh in all ways, and checks with it.
@@ -59,7 +59,7 @@ class DTensorConverter:
             or t.is_neg()
             or t.is_conj()
             or t.device.type in ("lazy", "meta")
-            or sharding.is_functional_tensor(t)
+            or dtensor_parts.is_functional_tensor(t)
         )
         return not unsupported
 
@@ -93,7 +93,7 @@ class DTensorConverter:
         if not is_tensor_like(t):
             raise RuntimeError(f"only a tensor can become a DTensor, not a {type(t).__name__}")
         # It is undefined what a DTensor of another subclass is, so those are left unchanged.
-        plain = type(t) in (torch.Tensor, nn.Parameter) or sharding.is_local_tensor(t)
+        plain = type(t) in (torch.Tensor, nn.Parameter) or dtensor_parts.is_local_tensor(t)
         if not plain or not self.is_supported_tensor(t):
             self.miss += 1
             return t
@@ -154,7 +154,7 @@ def generate_shard_orders(mesh: DeviceMesh, tensor_rank: int) -> Iterator[ShardO
             for cuts in itertools.combinations(range(1, mesh.ndim), count - 1):
                 runs = [order[start:end] for start, end in itertools.pairwise((0, *cuts, mesh.ndim))]
                 for dims in itertools.combinations(range(tensor_rank), count):
-                    yield sharding.shard_order(dict(zip(dims, runs, strict=True)))
+                    yield dtensor_parts.shard_order(dict(zip(dims, runs, strict=True)))
 
 
 def shard_order_to_placement(shard_order: ShardOrder | None, mesh: DeviceMesh) -> tuple[Placement, ...]:
@@ -182,7 +182,7 @@ def redistribute(
     after.shard_order = shard_order or ()
     if after == before:
         return dtensor_input
-    local = sharding.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
+    local = dtensor_parts.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
     redistributed = DTensor.from_local(local, device_mesh)
     redistributed._spec = deepcopy(after)
     return redistributed
@@ -199,7 +199,7 @@ def patched_distribute_tensor(
     if placements is None:
         placements = shard_order_to_placement(shard_order, device_mesh)
     distributed = distribute_tensor(input_tensor, device_mesh, tuple(placements), src_data_rank=src_data_rank)
-    sharding.take_placements_literally(distributed._spec)
+    dtensor_parts.take_placements_literally(distributed._spec)
     return redistribute(distributed, device_mesh, tuple(placements), shard_order, use_graph_based_transform)
 
 
@@ -321,5 +321,5 @@ def _run_backward(op: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict
 @contextmanager
 def op_strategy_context(op_overload: Any, strategy_func: Callable[..., Any], schema_info: Any = None) -> Iterator[None]:
     """Replace the strategy of an operation for the length of a `with`."""
-    with sharding.replaced_op_strategy(op_overload, strategy_func, schema_info):
+    with dtensor_parts.replaced_op_strategy(op_overload, strategy_func, schema_info):
         yield

@@ -34,7 +34,7 @@ from torch_testing_ext._testing.bases.rank_accounts import account_for
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices
-from torch_testing_ext._torch import process_state, sharding
+from torch_testing_ext._torch import compiler_state, fsdp_parts
 
 from . import fsdp_models as fsdp_models
 from .fsdp_models import DEVICEInitMode, FSDPInitMode, FSDPTestModel
@@ -213,7 +213,7 @@ class FSDPTestMixin:
                 if use_pure_fp16 or (mixed_precision and not is_fsdp):
                     batch = tuple(tensor.half() for tensor in batch)
                 output = model(*batch)
-                if offloaded and not sharding.keeps_parameters_after_forward(model):
+                if offloaded and not fsdp_parts.keeps_parameters_after_forward(model):
                     self._assert_on_cpu(model, "after the forward")
                 loss = module.get_loss(batch, output).to(loss_device)
             loss = scaler.scale(loss)
@@ -228,7 +228,7 @@ class FSDPTestMixin:
                 _zero_model(model)
                 model.load_state_dict(saved)
         if is_fsdp:
-            self.assertTrue(sharding.is_idle(model), "FSDP believes that it is still training")
+            self.assertTrue(fsdp_parts.is_idle(model), "FSDP believes that it is still training")
         last: torch.Tensor = loss.detach()
         return last
 
@@ -502,9 +502,9 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _run_test_given_id(cls, test_id: str, **kwargs: Any) -> None:
-        process_state.reset_dynamo()
+        compiler_state.reset_dynamo()
         super()._run_test_given_id(test_id, **kwargs)
-        process_state.reset_dynamo()
+        compiler_state.reset_dynamo()
 
     def _known_skip(self) -> TestSkip | None:
         if self._decides_about_skips():
@@ -534,10 +534,10 @@ class FSDPTestMultiThread(MultiThreadedTestCase):
         return run_subtests(self, *args, **kwargs)
 
     def perThreadSetUp(self) -> None:
-        process_state.reset_dynamo()
+        compiler_state.reset_dynamo()
 
     def perThreadTearDown(self) -> None:
-        process_state.reset_dynamo()
+        compiler_state.reset_dynamo()
 
 
 def _may_use_cpu(test: Any) -> bool:
@@ -573,11 +573,11 @@ def _replaced(
 
 
 def patch_all_gather(new_all_gather_into_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(dist, sharding.all_gather_name(), new_all_gather_into_tensor)
+    return _replaced(dist, fsdp_parts.all_gather_name(), new_all_gather_into_tensor)
 
 
 def patch_reduce_scatter(new_reduce_scatter_tensor: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(dist, sharding.reduce_scatter_name(), new_reduce_scatter_tensor)
+    return _replaced(dist, fsdp_parts.reduce_scatter_name(), new_reduce_scatter_tensor)
 
 
 def patch_all_reduce(new_all_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
@@ -585,27 +585,27 @@ def patch_all_reduce(new_all_reduce: AnyFunction) -> contextlib.AbstractContextM
 
 
 def patch_foreach_all_gather(new_foreach_all_gather: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module(), "foreach_all_gather", new_foreach_all_gather)
+    return _replaced(fsdp_parts.param_group_module(), "foreach_all_gather", new_foreach_all_gather)
 
 
 def patch_foreach_reduce(new_foreach_reduce: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module(), "foreach_reduce", new_foreach_reduce)
+    return _replaced(fsdp_parts.param_group_module(), "foreach_reduce", new_foreach_reduce)
 
 
 def patch_unshard(new_unshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module().FSDPParamGroup, "unshard", new_unshard)
+    return _replaced(fsdp_parts.param_group_module().FSDPParamGroup, "unshard", new_unshard)
 
 
 def patch_reshard(new_reshard: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module().FSDPParamGroup, "reshard", new_reshard)
+    return _replaced(fsdp_parts.param_group_module().FSDPParamGroup, "reshard", new_reshard)
 
 
 def patch_post_backward(new_post_backward: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
+    return _replaced(fsdp_parts.param_group_module().FSDPParamGroup, "post_backward", new_post_backward)
 
 
 def patch_register_post_backward_hook_backward(new_backward: AnyFunction) -> contextlib.AbstractContextManager[None]:
-    return _replaced(sharding.param_group_module().RegisterPostBackwardFunction, "backward", new_backward)
+    return _replaced(fsdp_parts.param_group_module().RegisterPostBackwardFunction, "backward", new_backward)
 
 
 def reduce_scatter_with_assert(
@@ -630,9 +630,9 @@ def compiled_fsdp_test(compile_compute_on_module: type | None = None) -> Callabl
         @wraps(test)
         def in_each_mode(*args: Any, **kwargs: Any) -> None:
             test(*args, **kwargs)
-            if sharding.has_triton():
+            if fsdp_parts.has_triton():
                 # Ranks share the machine, so each compiles in its own process.
-                compiling = sharding.compiling_in_this_process()
+                compiling = fsdp_parts.compiling_in_this_process()
                 with _compiling_fully_shard(test, compile_compute_on_module), compiling:
                     test(*args, **kwargs)
             else:

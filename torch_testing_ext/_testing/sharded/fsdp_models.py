@@ -31,7 +31,7 @@ from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.flags import ComputedNames
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.marks import skips
-from torch_testing_ext._torch import process_state, sharding
+from torch_testing_ext._torch import compiler_state, fsdp_parts
 from torch_testing_ext.launch import environment
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
     _init_process_group(test, fake)
     # No rank may skip and exit while others still connect to it or need its answers.
     _barrier(device)
-    process_state.reset_dynamo()
+    compiler_state.reset_dynamo()
     set_rng_seed()
     test.run_test(test_name, pipe)
-    process_state.reset_dynamo()
+    compiler_state.reset_dynamo()
     _barrier(device)
     dist.destroy_process_group()
 
@@ -530,7 +530,7 @@ class ModuleWithDelay(FSDPTestModel):
         return loss
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        name = sharding.reduce_scatter_name()
+        name = fsdp_parts.reduce_scatter_name()
         reduce_scatter = getattr(dist, name)
 
         def late(*args: Any, **kwargs: Any) -> Any:
@@ -611,7 +611,7 @@ class MixtureOfExperts(NestedWrappedModule):
     def forward(self, x: torch.Tensor) -> Any:
         delayed: AbstractContextManager[None] = nullcontext()
         if self.delay_before_free_ms > 0 and self.wrap_fsdp:
-            delayed = sharding.reshard_preceded_by(lambda: delay(self.delay_before_free_ms))
+            delayed = fsdp_parts.reshard_preceded_by(lambda: delay(self.delay_before_free_ms))
         with delayed:
             return self.module(x)
 

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext._testing.bases.continuous import UNSET
-from torch_testing_ext._torch import process_state, sharding
+from torch_testing_ext._torch import compiler_state
+from torch_testing_ext._torch.groups import fake_groups
+from torch_testing_ext._torch.tensors import dtensor_parts
 
 from .dtensor_bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase, num_devices
 
@@ -30,7 +32,7 @@ class _SimulatedRanks:
     @property
     def rank(self) -> Any:
         """A symbolic integer whose value in each rank is that rank's number."""
-        return sharding.local_ranks(int(self.world_size))
+        return dtensor_parts.local_ranks(int(self.world_size))
 
     @rank.setter
     def rank(self, rank: int) -> None: ...
@@ -51,15 +53,15 @@ class _SimulatedRanks:
     def setUp(self: Any) -> None:
         super().setUp()  # type: ignore[misc]
         # Autograd's events for profilers cannot contain local tensors.
-        sharding.record_autograd(False)
-        self.addCleanup(sharding.record_autograd, True)
-        self.addCleanup(sharding.forget_dtensor_rng)
+        dtensor_parts.record_autograd(False)
+        self.addCleanup(dtensor_parts.record_autograd, True)
+        self.addCleanup(dtensor_parts.forget_dtensor_rng)
 
     def run_test(self, test_name: str, parent_pipe: Any) -> None:
         getattr(self, test_name)()
 
     def build_device_mesh(self) -> DeviceMesh:
-        with sharding.without_local_tensors():
+        with dtensor_parts.without_local_tensors():
             mesh: DeviceMesh = super().build_device_mesh()  # type: ignore[misc]
         return mesh
 
@@ -71,7 +73,7 @@ class _SimulatedRanks:
         self.skipTest(msg)
 
     def _get_local_tensor_mode(self) -> Any:
-        return sharding.local_tensor_mode(int(self.world_size))
+        return dtensor_parts.local_tensor_mode(int(self.world_size))
 
 
 class _GroupPerTest:
@@ -88,7 +90,7 @@ class _GroupPerTest:
 
 
 def _init_fake_group(world_size: int) -> None:
-    process_state.register_fake_backend()
+    fake_groups.register_fake_backend()
     dist.init_process_group("fake", rank=0, world_size=world_size)
 
 
@@ -152,7 +154,7 @@ def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., A
 
     @functools.wraps(fn)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        process_state.reset_dynamo()
+        compiler_state.reset_dynamo()
         with ExitStack() as stack:
             for context in ctxs:
                 stack.enter_context(context(self) if callable(context) else context)
@@ -163,16 +165,16 @@ def make_wrapped(fn: Callable[..., Any], ctxs: Iterable[Any]) -> Callable[..., A
 
 def reduce_local_int(val: Any, func: Callable[[dict[int, int]], Any]) -> Any:
     """Call `func` with a dictionary from rank to the value of this integer."""
-    return func(sharding.local_ints(val))
+    return func(dtensor_parts.local_ints(val))
 
 
-@sharding.for_each_local_rank
+@dtensor_parts.for_each_local_rank
 def map_local_tensor_for_rank(tensor: Any, rank: Any, func: Callable[[Any, Any], Any]) -> Any:
     """Call `func(tensor, rank)` as each rank would, and combine the results to a local tensor."""
     return func(tensor, rank)
 
 
-@sharding.for_each_local_rank
+@dtensor_parts.for_each_local_rank
 def map_local_for_rank(rank: Any, func: Callable[[Any], Any]) -> Any:
     """Call `func(rank)` as each rank would, and combine the results to a local tensor."""
     return func(rank)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch import fsdp_parts
 
 # --------------------------------------------------------------------------------------------------------------------
 # Checks of distributed state dicts.
@@ -28,8 +28,8 @@ class VerifyStateDictMixin:
     """Compares state dicts of a distributed model (`dist_...`) with those of the same model on one device."""
 
     def _compare_tensor(self: Any, orig_tensor: Any, dist_tensor: Any, offload_to_cpu: bool = False) -> None:
-        if sharding.is_sharded(dist_tensor):
-            dist_tensor = sharding.gather_sharded_tensors({"it": dist_tensor})["it"]
+        if fsdp_parts.is_sharded(dist_tensor):
+            dist_tensor = fsdp_parts.gather_sharded_tensors({"it": dist_tensor})["it"]
         if offload_to_cpu:
             orig_tensor, dist_tensor = orig_tensor.cpu(), dist_tensor.cpu()
         self.assertIsInstance(dist_tensor, torch.Tensor)
@@ -82,7 +82,7 @@ class VerifyStateDictMixin:
         dist_osd: dict[str, Any],
     ) -> None:
         """Load the distributed state dict into `new_optim`, for the same model; it must then equal `optim`."""
-        whole = sharding.gather_sharded_tensors(dist_osd)
+        whole = fsdp_parts.gather_sharded_tensors(dist_osd)
         set_state_dict(model, optimizers=new_optim, model_state_dict={}, optim_state_dict=whole)
         self.assertEqual(optim.state_dict(), new_optim.state_dict())
 
@@ -112,7 +112,7 @@ class FusionEmbeddingWithHook(FusionEmbedding):
 
     def __init__(self, vocab_size: int, fusion_vocab_size: int, embed_dim: int) -> None:
         super().__init__(vocab_size, fusion_vocab_size, embed_dim)
-        sharding.on_state_dict(self, _after_saving, _before_loading)
+        fsdp_parts.on_state_dict(self, _after_saving, _before_loading)
 
 
 def _after_saving(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -135,7 +135,7 @@ class FusionEmbeddingWithModifier(FusionEmbeddingWithHook):
 # An extension of the storage of checkpoints, for tests of extensions. Imports torch.distributed.checkpoint.
 
 
-class Rot13Example(sharding.stream_extension_class()):  # type: ignore[misc]
+class Rot13Example(fsdp_parts.stream_extension_class()):  # type: ignore[misc]
     """Swaps the case of the ASCII letters in what it writes, and back in what it reads, as PyTorch's does."""
 
     def __init__(self, chunk_size: int = io.DEFAULT_BUFFER_SIZE) -> None:
@@ -206,6 +206,6 @@ class _SwappingReader(io.RawIOBase):
 
 def get_test_extension_registry() -> Any:
     """Return a table of extensions with `Rot13Example`."""
-    registry = sharding.new_extension_registry()
+    registry = fsdp_parts.new_extension_registry()
     registry.register(Rot13Example)
     return registry

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch.tensors import dtensor_parts
 
 # --------------------------------------------------------------------------------------------------------------------
 # A layer of experts without a router, and styles that shard each expert, distribute whole experts, or do both.
@@ -133,7 +133,7 @@ class ExpertParallelWithTP(ParallelStyle):
         self.ep_mesh = ep_mesh
         self.tp_mesh = tp_mesh
         self.tp_layout = tp_layout or Replicate()
-        self.ep_tp_mesh = sharding.concatenate_meshes([ep_mesh, tp_mesh])
+        self.ep_tp_mesh = dtensor_parts.concatenate_meshes([ep_mesh, tp_mesh])
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         experts = module.get_submodule("experts")

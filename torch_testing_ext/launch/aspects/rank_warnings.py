@@ -75,7 +75,7 @@ def _uncaught_exceptions() -> Iterator[None]:
     """Make warnings of the exceptions that the hooks of the interpreter get, at the end of this block."""
     import pytest
 
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch import imported_garbage
 
     pending: list[tuple[Warning, str, int]] = []
 
@@ -101,7 +101,7 @@ def _uncaught_exceptions() -> Iterator[None]:
     try:
         yield
         # Only what the test has made: a forked rank does not look at the rest.
-        if process_state.has_exempted_imported():
+        if imported_garbage.has_exempted_imported():
             gc.collect()
         while pending:
             warning, file, line = pending.pop(0)

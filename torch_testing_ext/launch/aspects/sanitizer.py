@@ -13,7 +13,7 @@ from torch_testing_ext.launch.in_rank import Sanitize
 @functools.cache
 def say_if_nothing_is_recorded() -> None:
     """Say once if the collectives of ranks cannot be compared."""
-    from torch_testing_ext._torch import flight_recorder
+    from torch_testing_ext._torch.groups import flight_recorder
 
     if not flight_recorder.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
@@ -24,7 +24,7 @@ def say_if_nothing_is_recorded() -> None:
 @functools.cache
 def why_not_sanitized() -> str | None:
     """Return the reason why the ranks of this process cannot be sanitized; None if they can. Says so once."""
-    from torch_testing_ext._torch import operation_hook
+    from torch_testing_ext._torch.operations import operation_hook
 
     why = operation_hook.can_hook()
     if why is not None:

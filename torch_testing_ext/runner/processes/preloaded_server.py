@@ -149,9 +149,9 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Every process forked from this one has read the file as it is now.
     expectations.history = Path(request.log).with_name(f"expected{os.getpid()}.json")
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch import imported_garbage
 
-    process_state.exempt_imported(garbage=2)
+    imported_garbage.exempt_imported(garbage=2)
     unsafe = _list_tests(file, request, channel)
     if unsafe is not None:
         channel.send(worker_messages.FileUnsafe(unsafe))
@@ -218,9 +218,9 @@ def _send_tests_and_exit(
     code = 1
     try:
         from torch_testing_ext._machine import accelerators
-        from torch_testing_ext._torch import device_state
+        from torch_testing_ext._torch.devices import accelerator_state
 
-        queried = device_state.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
+        queried = accelerator_state.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         tests = file.listing(request.file, request.devices)
         not_run, remark = file.list_not_run(request.file), file.remark(request.file)
         channel.send(worker_messages.FileTests(tests, not_run, remark))
@@ -314,11 +314,11 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
         with suppress(Exception), own_imports():
             importlib.import_module(name)
     from torch_testing_ext._machine import accelerators
-    from torch_testing_ext._torch import process_state
+    from torch_testing_ext._torch import imported_garbage
 
     accelerators.prepare_to_seed()
     file_reads.add_modules()
-    process_state.exempt_imported(garbage=2)
+    imported_garbage.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
     if collapse and not unsafe:
         system.collapse_all()
@@ -355,7 +355,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
 
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._machine.device_rules import facts_from
-    from torch_testing_ext._torch import device_state
+    from torch_testing_ext._torch.devices import cuda_state
 
     fork_safety.mark_fork_safe()
     try:
@@ -370,7 +370,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
         confines = accelerators.masks_confine() if count > 1 else True
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
-    nccl = device_state.nccl_version() if count else ()
+    nccl = cuda_state.nccl_version() if count else ()
     backend = torch.distributed.Backend.default_device_backend_map.get(accelerators.accelerator_type() or "", "")
     channel.send(
         worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, confines, why_none)

@@ -174,7 +174,7 @@ def _leave(code: int) -> NoReturn:
     with suppress(Exception):
         start.close()
     with suppress(Exception):
-        module = sys.modules.get("torch_testing_ext._torch.process_state")
+        module = sys.modules.get("torch_testing_ext._torch.compiler_state")
         if module is not None:
             module.end_compile_workers()
     sessions.exit_now(code)

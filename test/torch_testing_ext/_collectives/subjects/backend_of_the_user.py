@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Work
 
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import flight_recorder, watched_groups
 from torch_testing_ext.launch.own_report import is_of_lost_peer
 
 
@@ -26,7 +26,7 @@ class Mine(Backend):
 
 
 dist.Backend.register_backend("mine", Mine, devices=["cpu"])
-flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
+watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
 dist.init_process_group("mine", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(4))
 recorded = flight_recorder.recorded_collectives()

@@ -31,7 +31,7 @@ from torch_testing_ext._machine.fake_accelerator.building import (
     key_of,
 )
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import build_options
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import cli
 from torch_testing_ext.runner.model import ExitCode
@@ -281,7 +281,7 @@ class RegisteringTest(unittest.TestCase):
         tree = ast.parse((building.HERE / "registering.py").read_text(encoding="utf-8"))
         imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         self.assertEqual(
-            [name for name in imported if name.startswith("torch_testing_ext")], ["torch_testing_ext._torch"]
+            [name for name in imported if name.startswith("torch_testing_ext")], ["torch_testing_ext._torch.devices"]
         )
         code = f"import sys, {building.__name__}; print('torch' in sys.modules)"
         self.assertEqual(output_of_python("-c", code), "False\n")
@@ -299,7 +299,7 @@ class RegisteringTest(unittest.TestCase):
     def test_a_machine_that_has_another_accelerator(self) -> None:
         text = r"has an accelerator \(cuda\), .*: leave them out, or hide the real one, as with CUDA_VISIBLE_DEVICES="
         with (
-            mock.patch.object(device_state, "device_may_exist", lambda: True),
+            mock.patch.object(build_options, "device_may_exist", lambda: True),
             mock.patch.object(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")),
             self.assertRaisesRegex(FakeAcceleratorError, text),
         ):

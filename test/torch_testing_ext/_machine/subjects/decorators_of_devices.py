@@ -2,7 +2,7 @@ import fake_cuda
 import torch
 
 from torch_testing_ext import common_cuda as cuda, common_distributed as dist, common_utils as utils
-from torch_testing_ext._torch.device_state import first_use
+from torch_testing_ext._torch.devices.first_accelerator_use import first_use
 
 
 def test(self):

@@ -6,7 +6,7 @@ import torch
 
 from torch_testing_ext._machine import cuda
 from torch_testing_ext._machine.cuda import answering_for_torch
-from torch_testing_ext._torch.device_state import first_use
+from torch_testing_ext._torch.devices.first_accelerator_use import first_use
 
 asking = torch.cuda.current_device, torch.cuda.get_device_capability, torch.cuda.get_device_properties
 with answering_for_torch():

@@ -5,7 +5,7 @@ import helper
 import torch
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._torch.device_state import first_use as noted
+from torch_testing_ext._torch.devices.first_accelerator_use import first_use as noted
 
 
 def show(use):

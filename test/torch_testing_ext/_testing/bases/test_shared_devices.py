@@ -17,7 +17,7 @@ from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.marks.needs import Skipped
 from torch_testing_ext._testing.sharded import dtensor_bases, fsdp_models
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import cuda_state
 from torch_testing_ext.common_distributed import (
     DistributedTestBase,
     MultiProcContinuousTest,
@@ -36,7 +36,7 @@ def one_gpu(ranks, nccl=(2, 28, 9)):
     return (
         mock.patch.dict(os.environ, {device_rules.RANKS_PER_GPU: str(ranks)}),
         mock.patch.multiple(accelerators, device_count=lambda: 1, accelerator_type=lambda: "cuda"),
-        mock.patch.object(device_state, "nccl_version", lambda: nccl),
+        mock.patch.object(cuda_state, "nccl_version", lambda: nccl),
     )
 
 
@@ -90,7 +90,7 @@ class InRanksTest(OneGpuCase):
             *one_gpu(4),
             mock.patch.object(torch.cuda, "set_device", set_device),
             mock.patch.object(torch.accelerator, "set_device_index", lambda index: calls.append(("index", index))),
-            mock.patch.object(device_state, "when_cuda_is_first_used", lambda call: None),
+            mock.patch.object(cuda_state, "when_cuda_is_first_used", lambda call: None),
         )
         result = unittest.TestResult()
         Example("test_shared").run(result)
@@ -122,8 +122,8 @@ class BeginTest(OneGpuCase):
         self.folded = []
         self.use(
             mock.patch.object(torch, "cuda", cuda),
-            mock.patch.object(device_state, "when_cuda_is_first_used", lambda call: call()),
-            mock.patch.object(device_state, "fold_device_numbers", lambda count, kind: self.folded.append(count)),
+            mock.patch.object(cuda_state, "when_cuda_is_first_used", lambda call: call()),
+            mock.patch.object(cuda_state, "fold_device_numbers", lambda count, kind: self.folded.append(count)),
             mock.patch.dict(dist.Backend.default_device_backend_map),
             mock.patch.dict(os.environ, environ),
         )
@@ -242,7 +242,7 @@ class GatherListsTest(DistributedTestBase):
 
     def test_one_by_one(self):
         self.create_pg("cpu")
-        device_state.gather_lists_one_by_one("CPU")
+        cuda_state.gather_lists_one_by_one("CPU")
         mine = [torch.full((2,), float(self.rank)), torch.tensor([self.rank]), torch.empty(0)]
         ranks, group = torch.arange(3), dist.group.WORLD
         gather = mock.Mock(side_effect=dist.ProcessGroup._allgather_base)

@@ -186,9 +186,9 @@ class TestFakeGroup(TestCase):
         dist.all_reduce(torch.ones(1), group=group)
 
     def test_registering_it_again(self):
-        from torch_testing_ext._torch import process_state
+        from torch_testing_ext._torch.groups import fake_groups
 
-        process_state.register_fake_backend()
+        fake_groups.register_fake_backend()
         self.start(rank=0, world_size=2)
 
 

@@ -6,7 +6,7 @@ import unittest
 from unittest import mock
 
 from torch_testing_ext._testing.marks.settings_of_tests import may_differ
-from torch_testing_ext._torch import flight_recorder
+from torch_testing_ext._torch.groups import flight_recorder
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.aspects import sanitizer

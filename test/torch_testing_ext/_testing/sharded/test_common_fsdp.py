@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_testing_ext import common_fsdp, launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._torch import sharding
+from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import (
     MLP,
@@ -278,7 +278,7 @@ class StateTest(FSDPTest):
         for triton, runs in ((False, [False]), (True, [False, True])):
             seen: list[bool] = []
             test = compiled_fsdp_test(compile_compute_on_module=MLP)(shard_and_note)
-            with mock.patch.object(sharding, "has_triton", lambda answer=triton: answer), warnings.catch_warnings():
+            with mock.patch.object(fsdp_parts, "has_triton", lambda answer=triton: answer), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 test(self, seen)
             self.assertEqual(seen, runs)
@@ -289,7 +289,7 @@ class StateTest(FSDPTest):
         def fail(self):
             raise KeyError("meant to be")
 
-        with mock.patch.object(sharding, "has_triton", lambda: True), self.assertRaises(KeyError):
+        with mock.patch.object(fsdp_parts, "has_triton", lambda: True), self.assertRaises(KeyError):
             compiled_fsdp_test()(fail)(self)
         self.assertIs(fully_shard, torch.distributed.fsdp.fully_shard)
 
@@ -346,10 +346,10 @@ class FullyShardTest(FSDPTest):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         originals = {
-            "patch_all_gather": getattr(dist, sharding.all_gather_name()),
-            "patch_reduce_scatter": getattr(dist, sharding.reduce_scatter_name()),
+            "patch_all_gather": getattr(dist, fsdp_parts.all_gather_name()),
+            "patch_reduce_scatter": getattr(dist, fsdp_parts.reduce_scatter_name()),
         }
-        groups = sharding.param_group_module()
+        groups = fsdp_parts.param_group_module()
         for name in ("unshard", "reshard", "post_backward"):
             originals[f"patch_{name}"] = getattr(groups.FSDPParamGroup, name)
         originals["patch_register_post_backward_hook_backward"] = groups.RegisterPostBackwardFunction.backward
@@ -358,7 +358,7 @@ class FullyShardTest(FSDPTest):
         for name, original in originals.items():
             self.assertGreater(self._calls_seen(name, original, model), 0, name)
         self.assertEqual(self._calls_seen("patch_all_reduce", dist.all_reduce, model), 0)
-        self.assertIs(getattr(dist, sharding.all_gather_name()), originals["patch_all_gather"])
+        self.assertIs(getattr(dist, fsdp_parts.all_gather_name()), originals["patch_all_gather"])
 
     def _calls_seen(self, patch, original, model):
         calls = []
@@ -387,7 +387,7 @@ class FullyShardTest(FSDPTest):
         reduce_scatter = functools.partial(
             reduce_scatter_with_assert,
             self,
-            getattr(dist, sharding.reduce_scatter_name()),
+            getattr(dist, fsdp_parts.reduce_scatter_name()),
             lambda output: sizes.append(output.numel()),
         )
         with patch_reduce_scatter(reduce_scatter):

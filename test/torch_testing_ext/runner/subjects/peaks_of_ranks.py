@@ -1,9 +1,9 @@
-from torch_testing_ext._torch import device_state
+from torch_testing_ext._torch.devices import cuda_state
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 from torch_testing_ext.launch import own_report
 
-own_report._state_of_used_devices = lambda: device_state
-device_state.peak_memory = lambda: {0: (2**29, 2**30)}
+own_report._state_of_cuda = lambda: cuda_state
+cuda_state.peak_memory = lambda: {0: (2**29, 2**30)}
 
 
 class Fresh(MultiProcessTestCase):

@@ -9,7 +9,7 @@ from kit.processes import output_of_python
 PROGRAM = """
 import json, sys, warnings
 import torch
-from torch_testing_ext._torch.operation_hook import TensorUses
+from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 uses = []
 with warnings.catch_warnings(record=True) as caught, TensorUses(lambda name, read, written: uses.append(name)):
     warnings.simplefilter("always")

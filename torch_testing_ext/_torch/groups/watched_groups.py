@@ -1,0 +1,140 @@
+"""The watch on process groups: each is noted when it is made, with its messages and errors."""
+
+import functools
+import inspect
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from .collective_errors import forget_errors, watch_errors
+from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
+from .gloo_messages import through_gloo, watch_messages
+from .made_groups import MadeGroup, groups_in_creation, noted_groups, numbers_of_groups
+
+# Taken before a test could replace it.
+_now = time.time_ns
+
+
+def forget_groups() -> None:
+    """Forget all groups, and collectives, that this process has made so far: they are not those of its ranks."""
+    forget_collectives()
+    noted_groups.clear()
+    numbers_of_groups.clear()
+    through_gloo.clear()
+    latest.clear()
+    used_up.clear()
+    forget_errors()
+
+
+def watch_process_groups(
+    creating: Callable[[str], AbstractContextManager[object]], is_of_lost_peer: Callable[[BaseException], bool]
+) -> None:
+    """From now on, create each process group within `creating(name)`, and note it; note messages and errors, too.
+
+    `is_of_lost_peer`: does an error say that another rank has ended?
+
+    `_new_process_group_helper` and `_c10d_logger`: all versions. Tests may have imported the public functions by name,
+    so this one is wrapped, which torch looks up in its module.
+    """
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    create = c10d._new_process_group_helper
+    signature = inspect.signature(create)
+
+    # Whoever wraps it once more reads its parameters.
+    @functools.wraps(create)
+    def create_watched(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        began = _now()
+        nan_check = _nan_check(str(arguments.get("backend", "")))
+        with creating(str(arguments["group_name"])), nan_check, _noted_as_in_creation(arguments, began):
+            made = create(*args, **kwargs)
+        if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
+            numbers_of_groups[made[0]] = len(noted_groups)
+            backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
+            noted_groups.append(_described(arguments, backend, began))
+            use_recorders(backends_of(made[0], backend))
+        return made
+
+    c10d._new_process_group_helper = create_watched
+    _watch_reconfigure(c10d.ProcessGroup)
+    watch_messages(c10d.ProcessGroup)
+    watch_errors(is_of_lost_peer)
+
+
+def _watch_reconfigure(kind: Any) -> None:
+    """Note the new members of a group that is reconfigured. `ProcessGroup.reconfigure`: 2.15."""
+    reconfigure = getattr(kind, "reconfigure", None)
+    if reconfigure is None:
+        return
+
+    @functools.wraps(reconfigure)
+    def reconfigure_watched(group: Any, options: Any) -> Any:
+        work = reconfigure(group, options)
+        number = numbers_of_groups.get(group)
+        if number is not None:
+            # Of one that is still on its way, this process knows only itself.
+            is_over = work.is_completed()
+            size, index = (group.size(), group.rank()) if is_over else (1, 0)
+            known = replace(noted_groups[number], members=tuple(range(size)), index=index, made_at=_now())
+            numbers_of_groups[group] = len(noted_groups)
+            noted_groups.append(replace(known, world=str(options.uuid), is_reconfigured=True))
+        return work
+
+    kind.reconfigure = reconfigure_watched
+
+
+@contextmanager
+def _nan_check(backend: str) -> Iterator[None]:
+    """While a group of NCCL is made: let `TORCH_NCCL_NAN_CHECK` count for its new backend, too, which has another name.
+
+    `TORCH_DIST_NAN_CHECK`: 2.15. Other backends leave NaN to the sanitizer, which knows the line.
+    """
+    name = "TORCH_DIST_NAN_CHECK"
+    if os.environ.get("TORCH_NCCL_NAN_CHECK") != "1" or name in os.environ or "nccl" not in backend.lower():
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+
+
+@contextmanager
+def _noted_as_in_creation(arguments: dict[str, Any], began: int) -> Iterator[None]:
+    """A rank that is no member has no number there, and does not wait for the others."""
+    group = _described(arguments, "", began) if arguments.get("group_rank") is not None else None
+    if group is not None:
+        groups_in_creation.append(group)
+    try:
+        yield
+    finally:
+        if group is not None:
+            groups_in_creation.remove(group)
+
+
+def _described(arguments: dict[str, Any], backend: str, began: int) -> MadeGroup:
+    members = tuple(arguments["global_ranks_in_group"])
+    description = arguments.get("group_desc") or ("" if members else "default_pg")
+    members = members or tuple(range(arguments["group_size"]))
+    name, index, world = str(arguments["group_name"]), int(arguments["group_rank"]), _world_of(arguments["store"])
+    timeout = arguments.get("timeout")
+    ends = math.inf if timeout is None else float(timeout.total_seconds())
+    return MadeGroup(name, str(description), members, index, world, began, backend, ends)
+
+
+def _world_of(store: Any) -> str:
+    """The part of their store that ranks of one world know alike. `_underlying_non_prefix_store`: 2.11 to 2.15."""
+    from torch._C import _distributed_c10d as stores
+
+    if isinstance(store, stores.PrefixStore):
+        store = store._underlying_non_prefix_store  # type: ignore[attr-defined]
+    if isinstance(store, stores.FileStore):
+        return os.path.realpath(str(store.path))  # type: ignore[attr-defined]
+    return str(store.port) if isinstance(store, stores.TCPStore) else type(store).__name__

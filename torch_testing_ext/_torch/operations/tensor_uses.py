@@ -1,0 +1,71 @@
+"""A mode that sees which tensors each operation of a thread reads and writes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class TensorUses(TorchDispatchMode):
+    """Reports for each operation of this thread, before it runs, which tensors it reads and which it writes.
+
+    It leaves out views, which do neither, and collectives. `TorchDispatchMode`: all versions.
+
+    torch keeps its compiler out of each mode, for which it imports the compiler. That takes seconds, so it is left
+    until something else has imported it: the method is added to the class below.
+    """
+
+    def __init__(self, on_use: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None] | None):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._on_use = on_use
+
+    def on_call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if self.leaves(types):
+            return NotImplemented
+        if self._on_use and not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
+            read: list[torch.Tensor] = []
+            written: list[torch.Tensor] = []
+            for at, argument in enumerate(func._schema.arguments):
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                value = args[at] if at < len(args) else kwargs.get(argument.name)
+                tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+                (written if is_written else read).extend(tensors)
+            self._on_use(str(func).removesuffix(".default"), read, written)
+        result = func(*args, **kwargs)
+        self.after(func, args, kwargs, result)
+        return result
+
+    def leaves(self, types: Any) -> bool:
+        """Is an operation on tensors of these classes left to them? Operations on their parts follow."""
+        return False
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation has run, be it a view or a collective."""
+
+
+# Imports the compiler when it is called. `torch._disable_dynamo`: 2.11 to 2.15.
+def _call(mode: TensorUses, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return mode.on_call(func, types, args, kwargs)
+
+
+_uncompiled: Callable[..., Any] = torch._disable_dynamo(_call, recursive=True)  # type: ignore[attr-defined]
+
+
+def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    call = _uncompiled if "torch._dynamo" in sys.modules else _call
+    return call(mode, func, types, args, kwargs or {})
+
+
+TensorUses.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    aliases = [result.alias_info for result in func._schema.returns if result.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)

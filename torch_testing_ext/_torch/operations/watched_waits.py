@@ -1,0 +1,147 @@
+"""Hooks on the methods by which Python code waits for a work or its future."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, Protocol
+
+import torch
+
+# Methods by which a caller of `Work` learns that it is complete, or leaves that to others.
+_WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
+# Those after which it is complete, on a CPU.
+_ENDS = ("wait", "is_completed")
+_on_wait: Callable[[Any], None] | None = None
+_on_waited: Callable[[Any, bool], None] | None = None
+_on_error: Callable[[], None] | None = None
+_futures: FutureListener | None = None
+_original_waits: dict[tuple[Any, str], Any] = {}  # while they are replaced
+_USES_OF_FUTURES = ("add_done_callback", "done", "then", "value", "wait")
+_COMPUTING = (torch, torch.Tensor, torch.futures.Future)  # whose functions tell nobody that something is complete
+_waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
+
+
+class FutureListener(Protocol):
+    """Hears of the futures of works."""
+
+    def future_taken(self, work: Any, future: Any) -> None:
+        """A caller has got the future of a work."""
+
+    def future_used(self, future: Any) -> None:
+        """A caller waits for a future, or leaves that to others."""
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        """A caller has got the result of a callback that only computes, and can only wait for this."""
+
+
+def watch_waits(
+    on_wait: Callable[[Any], None] | None,
+    on_error: Callable[[], None] | None,
+    futures: FutureListener | None = None,
+    on_waited: Callable[[Any, bool], None] | None = None,
+) -> None:
+    """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
+
+    `on_waited(work, is_complete)` is called after each, before the waiting code goes on. Without `futures`, whoever
+    asks a work for its future counts as one that waits. With None, the methods of works are as they were.
+    `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15.
+    """
+    global _on_wait, _on_waited, _on_error, _futures
+    _on_wait, _on_waited, _on_error, _futures = on_wait, on_waited, on_error, futures
+    if on_wait is None:
+        for (owner, name), method in _original_waits.items():
+            setattr(owner, name, method)
+        _original_waits.clear()
+    elif not _original_waits:
+        work: Any = torch._C._distributed_c10d.Work
+        for name in _WAITS:
+            _replace(work, name, functools.partial(_watched, name))
+        if futures is not None:
+            for name in _USES_OF_FUTURES:
+                _replace(torch._C.Future, name, functools.partial(_watched_use, name))
+            _replace(torch._C, "_collect_all", _watched_collection)
+
+
+def _replace(owner: Any, name: str, watched: Callable[[Any], Any]) -> None:
+    if name in vars(owner):
+        _original_waits[owner, name] = vars(owner)[name]  # what getattr gives would not bind self again
+        setattr(owner, name, watched(getattr(owner, name)))
+
+
+def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_chained = name == "then" and len(args) == 1 and _only_computes(args[0])
+        result = method(self, *args, **kwargs) if is_chained or name == "done" else None
+        if _futures is not None and is_chained:
+            _futures.future_chained(self, result)
+        elif _futures is not None and result is not False:
+            _futures.future_used(self)
+        return method(self, *args, **kwargs) if result is None else result
+
+    return call
+
+
+def _only_computes(callback: Any) -> bool:
+    """Does a callback use only functions of torch? Another one may tell somebody that it has run."""
+    code = getattr(callback, "__code__", None)
+    names = (
+        () if code is None else (*code.co_names, *("" for constant in code.co_consts if isinstance(constant, CodeType)))
+    )
+    return code is not None and all(
+        name == "torch" or any(hasattr(computing, name) for computing in _COMPUTING) for name in names
+    )
+
+
+def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def call(futures: list[Any]) -> Any:
+        if _futures is not None:
+            for future in futures:
+                _futures.future_used(future)
+        return collect(futures)
+
+    return call
+
+
+def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a work that tells who waits for it, or asks for its future."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "get_future" and _futures is not None and torch._C._current_graph_task_id() == -1:
+            future = method(self)
+            _futures.future_taken(self, future)
+            # In a backward pass, C++ may get the future from a hook.
+            return future
+        if name != "is_completed" and _on_wait is not None:
+            _on_wait(self)
+        thread = threading.get_ident()
+        is_endless = name == "wait" and not args and not kwargs
+        is_complete = False
+        if is_endless:
+            _waiting[thread] = _waiting.get(thread, 0) + 1
+        try:
+            result = method(self, *args, **kwargs)
+            is_complete = name in _ENDS and result is not False
+        except Exception:
+            if _on_error is not None:
+                _on_error()
+            raise
+        finally:
+            if is_endless:
+                _waiting[thread] -= 1
+            if name == "is_completed" and is_complete and _on_wait is not None:
+                _on_wait(self)
+            if (name != "is_completed" or is_complete) and _on_waited is not None:
+                _on_waited(self, is_complete)
+        return result
+
+    return call
+
+
+def is_waiting_for_work(thread: int) -> bool:
+    """Does a thread wait for a work now, with no other time-out than that of the work's group?"""
+    return _waiting.get(thread, 0) > 0

@@ -1,0 +1,122 @@
+"""Frames on the stack: which are torch's, and what torch is doing in them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+_DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
+_OUR_FOLDER = os.path.dirname(__file__) + os.sep
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+
+
+def is_of_torch(file: str) -> bool:
+    """Is this the name of one of torch's source files, or of code that was not read from a file?
+
+    So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
+    """
+    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
+
+
+def places_outside_torch(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """The lines of a stack outside of torch and of the logging module, innermost first."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_of_torch(file) and file != logging.__file__:
+            yield file, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back
+
+
+_DISTRIBUTED = "distributed_c10d.py"
+_AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
+# The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
+_FOR_JOIN = {
+    "notify_join_context": os.path.join("distributed", "algorithms", "join.py"),
+    "_check_global_requires_backward_grad_sync": os.path.join("nn", "parallel", "distributed.py"),
+}
+# torch has its compiler leave modes alone by two functions around each: 2.11 to 2.15.
+_AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "eval_frame.py"))
+
+
+def issuer_of(kernel: Any) -> Any:
+    """The frame that issues the operation, where `kernel` is that of the kernel: its caller, or below our mode.
+
+    None in a thread of C++ alone, such as that in which autograd runs the backward of a GPU.
+    """
+    frame = kernel.f_back
+    if frame is not None and frame.f_back is not None and _is_ours(frame.f_back):
+        frame = frame.f_back.f_back
+        while frame and (_is_ours(frame) or frame.f_code.co_filename.endswith(_AROUND_MODES)):
+            frame = frame.f_back
+    # The method that notes a send or receive stands between the operation and its caller.
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: Any) -> bool:
+    return bool(frame.f_code.co_filename.startswith(_OUR_FOLDER))
+
+
+def is_called_by_distributed(issuer: Any) -> bool:
+    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
+    return issuer is not None and issuer.f_code.co_filename.endswith(_DISTRIBUTED)
+
+
+def is_called_as(name: str, issuer: Any) -> bool:
+    """Does a function of torch.distributed of this name issue the operation, perhaps by another one?"""
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        if issuer.f_code.co_name == name:
+            return True
+        issuer = issuer.f_back
+    return False
+
+
+# Stages of a pipeline vote whether all know their shapes: `PipelineStage` of 2.13 to 2.15.
+_VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+
+
+def is_vote(issuer: Any) -> bool:
+    """Does a stage of a pipeline receive how others vote?"""
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        issuer = issuer.f_back
+    return issuer is not None and issuer.f_code.co_name in _VOTES
+
+
+def is_for_join(issuer: Any) -> bool:
+    """Does the operation tell ranks without inputs that this one goes on?
+
+    Nobody needs to wait for that: optimizers and DDP drop the work, or leave it to C++.
+    """
+    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+        issuer = issuer.f_back
+    file = None if issuer is None else _FOR_JOIN.get(issuer.f_code.co_name)
+    return file is not None and issuer.f_code.co_filename.endswith(file)
+
+
+# By function, the arguments that say it: of `_redistribute` and `_functional_collectives`, 2.11 to 2.15.
+_FILES = (os.path.join("tensor", "_redistribute.py"), "_functional_collectives.py")
+_ARGUMENTS = {
+    "redistribute_local_tensor": ("current_spec", "target_spec"),
+    "all_gather_tensor": ("gather_dim",),
+    "all_gather_single": ("gather_dim",),
+}
+FUNCTIONS_WITH_PARTS = frozenset(_ARGUMENTS)
+
+
+def parts_of(frame: Any) -> tuple[str, ...]:
+    """Read from the function of a frame what it says about parts: placements, or a dimension. Nothing gives ()."""
+    code = frame.f_code
+    if code.co_name not in _ARGUMENTS or not code.co_filename.endswith(_FILES):
+        return ()
+    variables = frame.f_locals
+    given = [(name, variables[name]) for name in _ARGUMENTS[code.co_name] if name in variables]
+    if sys.version_info < (3, 13):
+        variables.clear()  # else this copy would keep tensors alive
+    return tuple(str(value.placements) if name.endswith("spec") else f"{name} {value}" for name, value in given)
