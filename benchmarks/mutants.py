@@ -1,4 +1,4 @@
-"""Change lines of the package, one at a time, and see which tier of tests notices.
+"""Change lines of the package, one at a time, and see which tests notice.
 
     python benchmarks/mutants.py --seed 1 build/mutants.tsv                 100 lines; goes on where it was stopped
     python benchmarks/mutants.py --seed 1 --list                            only the changes
@@ -8,10 +8,10 @@ The lines are chosen at random: some of each room of the package, the others fro
 is negated, a comparison or a sign is another one, `and` is `or`, a constant is another one, a statement is dropped, or
 None is returned. Comments, docstrings, imports and annotations are not changed.
 
-Each change is made in a copy of the tree. The tests of `core` that belong to the module run there, and if none of them
-fails, those of `full`. These are, in this order, and until their recorded costs add up to a limit: the files that are
-named after the module, those that import it, the others of its folder, and those of the modules that import it. A test
-that also fails without the change does not count.
+Each change is made in a copy of the tree. The tests that belong to the module run there, first those that are not slow,
+and if none of them fails, the slow ones. They are, in this order, and up to a number of files: the files that are named
+after the module, those that import it, the others of its folder, and those of the modules that import it. A test that
+also fails without the change does not count.
 
 A changed program may end the wrong processes or remove the wrong files. So tests run in a namespace of processes of
 their own, where only the copy and its temporary folder can be written: this needs Linux and `unshare`.
@@ -38,10 +38,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "torch_testing_ext"
 OUR_TESTS = f"test/{PACKAGE}"
-sys.path.insert(0, str(ROOT / "test"))
-
-from tiers import name_of, read_costs, tier_of  # noqa: E402
-
+# Expressions for pytest's -m.
+NOT_SLOW, SLOW = "not slow", "slow"
 # Lines that each room has at least.
 LINES_PER_ROOM = 3
 # Seconds for one test; a change may make it hang.
@@ -248,12 +246,6 @@ class TestMap:
             self._files.append(file)
             for name in _imports(tree, "", self._modules):
                 self._testers[name].add(file)
-        costs = read_costs(root / "test" / "test_costs.tsv")
-        # The recorded seconds of each file in each tier. Files that are no tests, but are given to a runner, have none.
-        self._costs: dict[tuple[str, str], float] = {}
-        for name in costs.tests:
-            key = f"test/{name.partition('::')[0]}", tier_of(name, costs)
-            self._costs[key] = self._costs.get(key, 0.0) + costs.of(name)
 
     def _named_after(self, module: str) -> set[str]:
         name = f"test_{module.rpartition('.')[2].lstrip('_')}"
@@ -269,8 +261,8 @@ class TestMap:
                 return below if deep else direct
             folder = folder.rpartition("/")[0]
 
-    def files(self, file: str, tier: str, limit: float) -> list[str]:
-        """The test files that belong to a file of the package, nearest first, up to that many recorded seconds."""
+    def files(self, file: str, most: int) -> list[str]:
+        """The test files that belong to a file of the package, nearest first, up to a number."""
         module = self._names[file]
         importers = sorted(self._importers[module])
         rings = [
@@ -281,14 +273,9 @@ class TestMap:
             set().union(*(self._testers[importer] for importer in importers)),
         ]
         chosen: list[str] = []
-        seconds = 0.0
         for ring in rings:
-            tests = [test for test in ring - set(chosen) if (test, tier) in self._costs]
-            for test in sorted(tests, key=lambda test: (self._costs[test, tier], test)):
-                if seconds + self._costs[test, tier] <= limit:
-                    chosen.append(test)
-                    seconds += self._costs[test, tier]
-        return chosen
+            chosen += sorted(ring - set(chosen))
+        return chosen[:most]
 
 
 # -- running tests
@@ -345,13 +332,13 @@ class Copy:
         os.utime(path, (self._stamp, self._stamp))
 
     def _pytest(
-        self, tier: str, tests: Sequence[str], deselected: Iterable[str], limit: float
+        self, chosen_tests: str, tests: Sequence[str], deselected: Iterable[str], limit: float
     ) -> tuple[int, list[str]]:
         """The exit code of pytest, negative if its time was over, and the tests that failed."""
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         xml = self._temporary / "junit.xml"
-        command = [str(self._python), "-m", "pytest", "-q", "-x", "-m", tier, f"--timeout={TEST_TIMEOUT}"]
+        command = [str(self._python), "-m", "pytest", "-q", "-x", "-m", chosen_tests, f"--timeout={TEST_TIMEOUT}"]
         command += ["-p", "no:xdist", *(f"--deselect={test}" for test in deselected), *tests]
         isolate = 'mount --bind "$0" "$0" && mount -o remount,ro,bind / && cd "$0/tree" && exec "$@"'
         environ = {
@@ -404,7 +391,7 @@ class Copy:
                 return "::".join([file, *words[number:], *([name] if classname else [])])
         return name
 
-    def run(self, change: Change, source: bytes, tier: str, files: Sequence[str], limit: float) -> Verdict:
+    def run(self, change: Change, source: bytes, chosen_tests: str, files: Sequence[str], limit: float) -> Verdict:
         """Run tests on the changed file."""
         began = time.monotonic()
         while files:
@@ -413,17 +400,17 @@ class Copy:
                 return Verdict("", False, len(files), time.monotonic() - began)
             self.write(change.file, change.apply(source))
             known = [test for test, fails in self._fails_unchanged.items() if fails]
-            code, failed = self._pytest(tier, files, known, left)
+            code, failed = self._pytest(chosen_tests, files, known, left)
             self.write(change.file, source)
             if code == 0 or code == 5:
                 return Verdict("", True, len(files), time.monotonic() - began)
             if code < 0:
                 return Verdict("", False, len(files), time.monotonic() - began)
-            unusable = [test for test in failed if "::" not in test and not self._can_be_collected(tier, files)]
+            unusable = [test for test in failed if "::" not in test and not self._can_be_collected(chosen_tests, files)]
             if unusable:
                 files = [file for file in files if file not in unusable]
                 continue
-            noticed = [test for test in failed if not self._fails_anyway(tier, test)]
+            noticed = [test for test in failed if not self._fails_anyway(chosen_tests, test)]
             if noticed or not failed:
                 # pytest cannot even start, or a test ended it.
                 return Verdict(noticed[0] if noticed else "pytest itself", True, len(files), time.monotonic() - began)
@@ -433,15 +420,15 @@ class Copy:
                 files = files[files.index(failed_file) :]
         return Verdict("", True, 0, 0.0)
 
-    def _can_be_collected(self, tier: str, files: Sequence[str]) -> bool:
+    def _can_be_collected(self, chosen_tests: str, files: Sequence[str]) -> bool:
         """Whether all of these files can be imported together, without any change."""
-        code, _ = self._pytest(tier, ["--collect-only", *files], [], 4 * TEST_TIMEOUT)
+        code, _ = self._pytest(chosen_tests, ["--collect-only", *files], [], 4 * TEST_TIMEOUT)
         return code == 0
 
-    def _fails_anyway(self, tier: str, test: str) -> bool:
+    def _fails_anyway(self, chosen_tests: str, test: str) -> bool:
         """Whether a test fails without any change."""
         if test not in self._fails_unchanged:
-            code, _ = self._pytest(tier, [test], [], 2 * TEST_TIMEOUT)
+            code, _ = self._pytest(chosen_tests, [test], [], 2 * TEST_TIMEOUT)
             self._fails_unchanged[test] = code != 0
             if self._fails_unchanged[test]:
                 print(f"also fails without a change, and does not count: {test}", file=sys.stderr, flush=True)
@@ -450,39 +437,40 @@ class Copy:
 
 # -- rows
 
-COLUMNS = ("number", "room", "line", "kind", "before", "after", "core", "by", "seconds", "full", "by", "seconds")
+COLUMNS = ("number", "room", "line", "kind", "before", "after", "not slow", "by", "seconds", "slow", "by", "seconds")
 
 
-def row_of(number: int, change: Change, source: bytes, core: Verdict, full: Verdict | None) -> str:
+def row_of(number: int, change: Change, source: bytes, not_slow: Verdict, slow: Verdict | None) -> str:
     cells = [str(number), room_of(change.file), f"{change.file}:{change.line}", change.kind, *change.lines(source)]
-    for verdict in (core, full):
-        cells += [verdict.text, name_of(verdict.noticed), f"{verdict.seconds:.0f}"] if verdict else ["", "", ""]
-    return "\t".join(cell.replace("\t", " ") for cell in cells)
+    for verdict in (not_slow, slow):
+        noticed = verdict.noticed.removeprefix("test/") if verdict else ""
+        cells += [verdict.text, noticed, f"{verdict.seconds:.0f}"] if verdict else ["", "", ""]
+    return "\t".join(cell.replace("\t", " ").replace("\n", "\\n") for cell in cells)
 
 
 def summary(rows: Sequence[str]) -> Iterator[str]:
     table = [row.split("\t") for row in rows]
-    core = sum(row[6] == "noticed" for row in table)
-    full = sum(row[9] == "noticed" for row in table)
+    not_slow = sum(row[6] == "noticed" for row in table)
+    slow = sum(row[9] == "noticed" for row in table)
+    neither = len(table) - not_slow - slow
     unfinished = sum("not finished" in (row[6], row[9]) and "noticed" not in (row[6], row[9]) for row in table)
-    yield f"{len(table)} changes: {core} noticed by core, {full} more by full, {len(table) - core - full} by neither"
+    yield f"{len(table)} changes: {not_slow} noticed without slow tests, {slow} more by slow ones, {neither} by neither"
     if unfinished:
         yield f"{unfinished} of these runs took too long to finish"
-    if core + full:
-        yield f"core notices {core / (core + full):.0%} of what full notices"
+    if not_slow + slow:
+        yield f"{not_slow / (not_slow + slow):.0%} of what any test notices is noticed without slow ones"
     for row in table:
         if row[9] == "noticed":
-            yield f"only full: {row[2]} ({row[3]}): `{row[4]}` -> `{row[5]}`, noticed by {row[10]}"
+            yield f"only slow: {row[2]} ({row[3]}): `{row[4]}` -> `{row[5]}`, noticed by {row[10]}"
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Change lines of the package and see which tier of tests notices.")
+    parser = argparse.ArgumentParser(description="Change lines of the package and see which tests notice.")
     parser.add_argument("rows", nargs="?", type=Path, help="the file with a row for each change, which is added to")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--core-seconds", type=float, default=60.0, help="recorded seconds of tests for each change")
-    parser.add_argument("--full-seconds", type=float, default=90.0)
-    parser.add_argument("--limit", type=float, default=400.0, help="seconds for the tests of a tier")
+    parser.add_argument("--files", type=int, default=25, help="test files that run for each change, at most")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds for a run of the tests of a change")
     parser.add_argument("--list", action="store_true", help="only print the changes")
     parser.add_argument("--summary", action="store_true", help="only add up the rows")
     chosen = parser.parse_args(words)
@@ -509,12 +497,10 @@ def main(words: Sequence[str]) -> int:
             if number in done:
                 continue
             source = (copy.root / change.file).read_bytes()
-            core = copy.run(change, source, "core", tests.files(change.file, "core", chosen.core_seconds), chosen.limit)
-            full = None
-            if not core.noticed:
-                files = tests.files(change.file, "full", chosen.full_seconds)
-                full = copy.run(change, source, "full", files, chosen.limit)
-            row = row_of(number, change, source, core, full)
+            files = tests.files(change.file, chosen.files)
+            not_slow = copy.run(change, source, NOT_SLOW, files, chosen.limit)
+            slow = None if not_slow.noticed else copy.run(change, source, SLOW, files, chosen.limit)
+            row = row_of(number, change, source, not_slow, slow)
             file.write(f"{row}\n")
             print(row, flush=True)
             rows.append(row)

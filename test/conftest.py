@@ -1,16 +1,14 @@
-"""Starts from a known state, marks each test by its tier, and ends by how many passed, failed and were skipped."""
+"""Starts from a known state, marks slow rows, and ends by how many tests passed, failed and were skipped."""
 
-import functools
 import os
 import signal
 import sys
 from unittest import mock
 
 import pytest
-from cost_recorder import pytest_addoption as pytest_addoption, start_recording
-from run_order import cheapest_first
+from cpu_limit import pytest_addoption as pytest_addoption, start_measuring
+from slow_rows import is_slow_row
 from temporary_folder import use_own_folder
-from tiers import read_costs, tier_of
 
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
 # took a third of the time of tests that compute. torch reads this when it is imported, here, by xdist and in programs.
@@ -35,25 +33,20 @@ def pytest_configure(config):
     for ignored in (signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.SIG_DFL)
-    start_recording(config)
+    start_measuring(config)
     use_own_folder(config)
 
 
 def pytest_itemcollected(item):
-    item.add_marker(tier_of(item.nodeid, _costs()))
+    if is_slow_row(item.nodeid):
+        item.add_marker("slow")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    # Without workers, the order is that of the command line.
-    if hasattr(config, "workerinput"):
-        names = [item.nodeid for item in items]
-        items[:] = cheapest_first(items, names, _costs(), config.workerinput["workercount"])
+def pytest_collection_finish():
+    """Import what nearly every test needs, so that the first one does not pay for it."""
+    import torch.distributed  # noqa: F401
 
-
-@functools.cache
-def _costs():
-    return read_costs()
+    from torch_testing_ext import launch  # noqa: F401
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,6 +8,8 @@ import unittest
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
+
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -39,7 +41,6 @@ class CIRunTest(unittest.TestCase):
     def ran(self, *parts, lint=0, contributing="", **commands):
         """Run .ci/run and return its exit code and its lines."""
         if not contributing:
-            commands.setdefault("full", self.counts(0, 0, 0))
             commands.setdefault("slow", self.counts(0, 0, 0))
         commands["test"] = f"{MAKE_TOOLS.format(lint=lint)} && {commands.get('test', 'true')}"
         pages = [f"<!-- command: {name} -->\n```\n{command}\n```\n" for name, command in commands.items()]
@@ -54,11 +55,11 @@ class CIRunTest(unittest.TestCase):
         return f"echo '{passed} passed, {failed} failed, {skipped} skipped'"
 
     def test_the_results_are_added_up(self):
-        page = "<!-- command: {} -->\n```\n{}\n```\n"
-        tiers = page.format("full", self.counts(500, 0, 1)) + page.format("slow", self.counts(30, 0, 300))
-        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=tiers)
+        slow = f"<!-- command: slow -->\n```\n{self.counts(530, 0, 301)}\n```\n"
+        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=slow)
         self.assertEqual((code, lines[-1]), (0, "533 passed, 0 failed, 401 skipped"), lines)
 
+    @pytest.mark.slow
     def test_every_part_counts(self):
         good, bad = self.counts(5, 0, 1), f"{self.counts(4, 1, 1)}; false"
         for commands, last in (
@@ -69,7 +70,6 @@ class CIRunTest(unittest.TestCase):
             ({"main": "true", "test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"test": good}, "5 passed, 1 failed, 1 skipped"),
             ({"main": good, "test": good, "lint": 1}, "10 passed, 1 failed, 2 skipped"),
-            ({"main": good, "test": good, "full": bad}, "14 passed, 1 failed, 3 skipped"),
             ({"main": good, "test": good, "slow": "false"}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": bad}, "14 passed, 1 failed, 3 skipped"),
         ):
@@ -88,7 +88,7 @@ class CIRunTest(unittest.TestCase):
 
     def test_a_part_that_has_no_command_is_a_failure(self):
         code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")
-        self.assertEqual((code, lines[-1]), (1, "2 passed, 2 failed, 0 skipped"), lines)
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)
 
     def test_slow_without_test_makes_its_environment(self):
         make = "mkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip"
@@ -122,15 +122,10 @@ class CIRunTest(unittest.TestCase):
         _, lines = self.ran("main", main="false")
         self.assertEqual(lines[-2], "+ [main] failed without a failed test; the end of its log:")
 
-    def test_a_test_that_has_outgrown_its_tier_fails_its_part(self):
-        for code, last in ((0, "2 passed, 0 failed, 0 skipped"), (1, "2 passed, 1 failed, 0 skipped")):
-            checks = (
-                f"printf '#!/bin/sh\\necho checked: $*; exit {code}\\n' > .venv/bin/python; chmod +x .venv/bin/python"
-            )
-            with self.subTest(code):
-                said = self.ran("test", test=f'{checks}; touch "$CI_COSTS"; {self.counts(2, 0, 0)}')
-                self.assertEqual((said[0], said[1][-1]), (code, last), said[1])
-                self.assertIn(f"/contributor/test/tiers.py check {self.out}/test.costs", "\n".join(said[1]))
+    def test_the_part_test_limits_what_its_tests_cost(self):
+        said = f'echo "limit:$CI_CPU_LIMIT"; {self.counts(1, 0, 0)}'
+        _, lines = self.ran(main=said, test=said, slow=said)
+        self.assertEqual([line for line in lines if line.startswith("limit:")], ["limit:", "limit:2", "limit:"])
 
     def test_each_part_has_its_folder_and_its_versions(self):
         said = 'echo "$PIP_CONSTRAINT|$TORCH_TESTING_EXT_RUN_JUNITXML|$CI_JUNIT" && touch made && ls'
@@ -194,8 +189,8 @@ class FailuresTest(unittest.TestCase):
             [case.title for case in failures.failed_tests(self.results / "test.xml")], ["failure", "error"]
         )
         both = {"failure": "in the test", "error": "in the tear-down"}
-        self.write("full", ({"name": "both"}, both), ({"name": "empty"}, {"failure": ""}))
-        texts = [case.text for case in failures.failed_tests(self.results / "full.xml")]
+        self.write("slow", ({"name": "both"}, both), ({"name": "empty"}, {"failure": ""}))
+        texts = [case.text for case in failures.failed_tests(self.results / "slow.xml")]
         self.assertEqual(texts, ["in the test\nin the tear-down", "in short"])
 
     def test_the_end_of_a_failure(self):
@@ -227,11 +222,11 @@ class FailuresTest(unittest.TestCase):
     def test_a_part_without_a_failed_test(self):
         (self.results / "lint.log").write_text("one\ntwo\n")
         self.write("slow", ({"name": "passed"}, {}))
-        (self.results / "slow.log").write_text("outgrown\n")
-        (self.results / "full.xml").write_text("<testsuite><testcase")
-        lines = self.described("lint", "slow", "full")
-        self.assertEqual([*lines[1:3], lines[4]], ["one", "two", "outgrown"])
-        self.assertEqual([line[2:8] for line in lines if line.startswith("+")], ["[lint]", "[slow]", "[full]"])
+        (self.results / "slow.log").write_text("too costly\n")
+        (self.results / "test.xml").write_text("<testsuite><testcase")
+        lines = self.described("lint", "slow", "test")
+        self.assertEqual([*lines[1:3], lines[4]], ["one", "two", "too costly"])
+        self.assertEqual([line[2:8] for line in lines if line.startswith("+")], ["[lint]", "[slow]", "[test]"])
 
 
 if __name__ == "__main__":

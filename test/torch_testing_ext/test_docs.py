@@ -7,6 +7,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.warm import run_warm
 
 import torch_testing_ext
@@ -34,6 +35,7 @@ def sections(page):
 
 
 class DocsTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_examples_run(self):
         names = []
         with tempfile.TemporaryDirectory() as directory:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import pytest
+
 import torch_testing_ext
 from torch_testing_ext import common_distributed, common_utils, hypothesis_utils, pytest_plugin, ranks
 from torch_testing_ext._pytest_ranks import marks
@@ -47,7 +49,7 @@ OTHERS_OPTIONS = {
     *("--trace", "--pdb", "--basetemp", "--lf", "--setup-show", "--version", "--no-deps", "--shm-size", "--ipc"),
     *("--hypothesis-profile", "--accept", "--force", "--to", "--explain", "--diff", "--pytorch", "--subject"),
     *("--vendor", "--check", "--torch", "--series", "--write", "--record", "--json", "--quick", "--only", "--head"),
-    *("--record-costs", "--dist", "--whole", "--tags", "--reset-author", "--user"),
+    *("--cpu-limit", "--dist", "--tags", "--reset-author", "--user"),
     *("--details", "--amend"),
 }
 # Messages of others that a page explains.
@@ -182,6 +184,7 @@ class OptionsTest(unittest.TestCase):
                         self.assertIn(option, known | OTHERS_OPTIONS)
 
 
+@pytest.mark.slow
 class MessagesTest(unittest.TestCase):
     def test_messages_of_troubleshooting_exist(self) -> None:
         texts = "\n".join(strings_of_the_package())

@@ -3,6 +3,7 @@
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.sources import headless_docstrings
 
 import torch_testing_ext
@@ -12,6 +13,7 @@ PACKAGE = Path(torch_testing_ext.__file__).parent
 
 
 class TestDocstrings(unittest.TestCase):
+    @pytest.mark.slow
     def test_no_docstring_is_headless(self):
         found = [
             f"{file.relative_to(PACKAGE.parent)}:{line}: {first}"

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 import yaml
 
 import torch_testing_ext
@@ -23,6 +24,7 @@ JOBS = sorted(file for file in (ROOT / "examples" / "cookbook").iterdir() if fil
 
 
 class ExamplesTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_all_pass(self):
         """In one run, by the command of examples/README.md."""
         command = "python run_test.py -o tests=examples"

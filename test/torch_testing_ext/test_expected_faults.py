@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.leftovers import nothing_left
@@ -459,6 +460,7 @@ class SweepTest(ServedCase):
         for line in lines:
             self.assertIn(line, seen.message)
 
+    @pytest.mark.slow
     def test_all_are_survived(self):
         self.check("survives", "passed")
         self.check("during", "passed")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from kit.found_bugs import ALL, ALONE, FIXED, FIXED_IN, NOT_JUDGED, RAISED_BEFORE, WRONG_SINCE, imports_of, repaired
 from kit.ranks import OneRank
@@ -51,6 +52,7 @@ class TestFound(OneRank):
     def test_is_fixed(self, name):
         self.assertTrue(self.is_right(name), "torch is still wrong")
 
+    @pytest.mark.slow
     @timeout(300)
     def test_gloo_abort_at_exit_runs(self):
         command = [sys.executable, FOUND / "gloo_abort_at_exit.py", "1"]

@@ -10,6 +10,8 @@ import unittest
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
 
@@ -163,6 +165,7 @@ class CheckTest(unittest.TestCase):
         self.assertIn("files: 1\nlines: 800\n", out)
         self.assertNotIn("more than 9.9", out)
 
+    @pytest.mark.slow
     def test_the_package_keeps_its_limits(self):
         self.assertEqual([*house.exceeded(house.count(house.read(house.PACKAGE)))], [])
 

@@ -10,6 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.sources import (
     LONGEST_SENTENCE,
@@ -178,11 +179,13 @@ class TestSources(unittest.TestCase):
     def test_sources_are_found(self):
         self.assertGreater(len(SOURCES), 20)
 
+    @pytest.mark.slow
     def test_no_module_imports_torchs_own_test_kit(self):
         for file in SOURCES:
             for module, line in absolute_imports(file.read_text()):
                 self.assertFalse(within("torch.testing._internal", [module]), f"{file}:{line} imports {module}")
 
+    @pytest.mark.slow
     def test_private_names_of_torch_are_in_one_folder(self):
         """A new version of torch then needs changes in `_torch` alone."""
         private = re.compile(r"\b(torch|dist|c10d)(\.\w+)*\._[A-Za-z]\w*")
@@ -266,6 +269,7 @@ class TestBoundaries(unittest.TestCase):
                     folders, {"faults", "_torch", "_process", "_collectives", "_machine", "launch"}, module
                 )
 
+    @pytest.mark.slow
     def test_upstream_stands_alone(self):
         """It imports the launch and no torch; of the rest, only the plugin and the runner, which start a drop-in run,
         and the converter of others' tests import it. It names the modules of the mirror as strings."""
@@ -314,6 +318,7 @@ class TestBoundaries(unittest.TestCase):
 
 
 class TestNames(unittest.TestCase):
+    @pytest.mark.slow
     def test_modules_that_run_do_so_at_their_end(self):
         """What is defined below `if __name__ == "__main__"` would not be there."""
         for path in SOURCES:
@@ -327,6 +332,7 @@ class TestNames(unittest.TestCase):
     def test_no_module_shadows_the_standard_library(self):
         self.assertEqual(shadowing_modules(MODULES, sys.stdlib_module_names), [])
 
+    @pytest.mark.slow
     def test_functions_import_the_library_where_no_file_can_hide_it(self):
         """What is imported at the top of a module is Python's own; in a function, it is below `own_imports`."""
         found = {module: hideable_imports(text) for module, text in TEXTS.items()}
@@ -399,6 +405,7 @@ def imported_tests(source, names):
 class TestTests(unittest.TestCase):
     """Tests do not import tests: what several need is in the kit, or in a module beside them that is no test."""
 
+    @pytest.mark.slow
     def test_no_test_imports_another(self):
         names = {file.stem for file in TESTS if file.name.startswith("test_")}
         self.assertGreater(len(names), 200)

@@ -15,6 +15,7 @@ import time
 import unittest
 from pathlib import Path
 
+import pytest
 import torch
 import torch._dynamo
 import torch._functorch.aot_autograd
@@ -99,6 +100,7 @@ class TestIssueDrafts(OneRank):
         else:
             self.assertTrue(any(map(draft.explains, errors)), errors)
 
+    @pytest.mark.slow
     @timeout(300)
     @parametrize("name", [name for name in DRAFTS if Draft(name).about_the_kit])
     def test_program_about_the_kit(self, name):

@@ -7,6 +7,8 @@ import textwrap
 import unittest
 from pathlib import Path
 
+import pytest
+
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -67,6 +69,7 @@ class ChangesTest(unittest.TestCase):
             with self.subTest(change):
                 self.assertNotEqual(ast.dump(ast.parse(change.apply(SOURCE.encode()))), before)
 
+    @pytest.mark.slow
     def test_the_package(self):
         """Every room has its lines, each line is chosen once, and every change is a program."""
         chosen = mutants.choose(ROOT, seed=3, count=60)
@@ -99,18 +102,13 @@ class TestsOfModulesTest(unittest.TestCase):
             f"test/{PACKAGE}/test_of_user.py": f"import {PACKAGE}.room.user",
             f"test/{PACKAGE}/test_unrelated.py": "",
         }
-        costs = {name: 0.9 if "named" in name else 0.5 for name in files if "/test_" in name}
-        rows = [f"{seconds}\t{name.removeprefix('test/')}::test_a\n" for name, seconds in costs.items()]
-        files["test/test_costs.tsv"] = "".join(rows)
-        # A file for a runner is no test of ours, and has no record.
-        files[f"test/{PACKAGE}/data/test_for_a_runner.py"] = f"import {PACKAGE}.room.thing"
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():
                 path = Path(folder, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             tests = mutants.TestMap(Path(folder))
-            chosen = [tests.files(f"{PACKAGE}/room/thing.py", "core", limit) for limit in (100.0, 1.0)]
+            chosen = [tests.files(f"{PACKAGE}/room/thing.py", most) for most in (100, 2)]
         names, some = ([Path(name).stem for name in files] for files in chosen)
         self.assertEqual(names, ["test_thing", "test_far", "test_named", "test_other", "test_of_user"])
         self.assertEqual(some, ["test_thing", "test_far"])
@@ -122,9 +120,9 @@ class SummaryTest(unittest.TestCase):
         outcomes = (("noticed", ""), ("not noticed", "noticed"), ("not noticed", "not noticed"), ("noticed", ""))
         rows = [row.format(number, *outcome) for number, outcome in enumerate(outcomes)]
         expected = """\
-            4 changes: 2 noticed by core, 1 more by full, 1 by neither
-            core notices 67% of what full notices
-            only full: a.py:1 (constant): `x = 1` -> `x = 2`, noticed by test_b"""
+            4 changes: 2 noticed without slow tests, 1 more by slow ones, 1 by neither
+            67% of what any test notices is noticed without slow ones
+            only slow: a.py:1 (constant): `x = 1` -> `x = 2`, noticed by test_b"""
         self.assertEqual(list(mutants.summary(rows)), textwrap.dedent(expected).splitlines())
 
 

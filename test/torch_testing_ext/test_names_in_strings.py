@@ -5,6 +5,7 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from kit.names_in_text import PACKAGE, KnownModules, faults_of_source, faults_of_text
 from kit.sources import modules_below
 
@@ -20,7 +21,6 @@ NOT_READ = {ROOT / "CHANGELOG.md"}
 # Names that do not exist on purpose: users' files, planted names, and a part of a message.
 MISSING_ON_PURPOSE = {
     (f"test/{PACKAGE}/launch/test_hang.py", f"test/{PACKAGE}/support.py: no such file"),
-    (f"test/{PACKAGE}/test_slow_tests.py", f"test/{PACKAGE}/launch/test_soak_more.py: no such file"),
     (f"test/{PACKAGE}/upstream/test_patch_command.py", f"{PACKAGE}._: {PACKAGE} has no _"),
     (
         f"test/{PACKAGE}/upstream/test_rewriting.py",
@@ -48,6 +48,7 @@ def pages() -> Iterator[Path]:
 
 
 class NamesInStringsTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_sources(self) -> None:
         faults = []
         for file in sources():

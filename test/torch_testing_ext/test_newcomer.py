@@ -1,5 +1,6 @@
 """A newcomer reads README.md and "Get started" from the top, and sees what they show."""
 
+import pytest
 from kit.files import FolderCase
 from kit.processes import ROOT
 from kit.walkthrough import Walkthrough, printed_as
@@ -10,6 +11,7 @@ from torch_testing_ext.common_utils import run_tests
 GET_STARTED = ("install", "first-test", "first-failure", "gpus", "ci")
 
 
+@pytest.mark.slow
 class NewcomerTest(FolderCase):
     def test_readme(self) -> None:
         reader = Walkthrough(self.root)

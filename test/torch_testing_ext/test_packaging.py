@@ -14,6 +14,7 @@ from email import message_from_bytes
 from importlib.util import cache_from_source
 from pathlib import Path
 
+import pytest
 import yaml
 from kit.files import subject
 
@@ -121,6 +122,7 @@ class PackageTest(unittest.TestCase):
             page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
             self.assertTrue(link.startswith("https://") and ((ROOT / page).exists() or page == link), link)
 
+    @pytest.mark.slow
     def test_pytest_rewrites_nothing_and_nothing_stays(self):
         """After an uninstallation, no module of ours can be imported, since no file is left where it was."""
         with tempfile.TemporaryDirectory() as folder:
@@ -146,6 +148,7 @@ class PackageTest(unittest.TestCase):
     def left(folder):
         return {str(file) for file in folder.rglob("*") if file.is_file()}
 
+    @pytest.mark.slow
     def test_a_project_that_is_not_ours(self):
         """The configuration of the pages, the command of their example for CI, and what GitHub shows."""
         project = self.folder / "theirs"
@@ -192,7 +195,7 @@ class ProjectFilesTest(unittest.TestCase):
             self.assertIsInstance(yaml.safe_load(file.read_text()), dict, file)
 
     def test_the_jobs_of_ci_run_existing_parts(self):
-        known = {"main", "test", "full", "slow", "lint"}
+        known = {"main", "test", "slow", "lint"}
         named = [re.findall(r"bash \.ci/run(.*)", file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
         parts = {part for commands in named for command in commands for part in command.split()}
         self.assertEqual(parts, known)

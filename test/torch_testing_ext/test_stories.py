@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
 from kit import story
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ
 from kit.warm import run_cold
 
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 # The first cell of a row.

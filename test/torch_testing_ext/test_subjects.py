@@ -6,6 +6,8 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from torch_testing_ext.common_utils import run_tests
 
 TESTS = Path(__file__).parent
@@ -26,6 +28,7 @@ def strings(source: str) -> Iterator[tuple[int, str]]:
 
 
 class SubjectsTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_no_long_code_in_strings(self) -> None:
         """CONTRIBUTING.md, "Helpers of tests", says where it goes."""
         newline = "\n"

@@ -7,6 +7,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
+
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -54,11 +56,13 @@ class LeftTest(unittest.TestCase):
             left = [name for name in os.listdir(temporary) if not name.startswith("pytest-of-")]
         return done.returncode, done.stdout, left
 
+    @pytest.mark.slow
     def test_nothing_is_left(self):
         code, text, left = self.ran(LEAVES, "-n", "1")
         self.assertEqual((code, left), (0, []), text)
         self.assertNotIn("left in the temporary folder", text)
 
+    @pytest.mark.slow
     def test_something_is_left(self):
         leaves = "folder = tempfile.mkdtemp(prefix='torch_testing_ext_'); os.mkdir(folder + '/inside')"
         code, text, left = self.ran(f"{LEAVES}\ndef test_leaves():\n    {leaves}\n", "-n", "1")
@@ -67,6 +71,7 @@ class LeftTest(unittest.TestCase):
         self.assertRegex(text, rf"(?m)^{line}\n4 passed")
         self.assertNotIn("at_exit_", text)
 
+    @pytest.mark.slow
     def test_what_others_leave_is_no_failure(self):
         code, text, left = self.ran(
             f"{LEAVES}\ndef test_leaves():\n    tempfile.mkdtemp(prefix='of_others_')\n", "-n", "1"

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.processes import ROOT, clean_environ
 from kit.pytest_runs import TORCHRUN, PytestRun, run_pytest
@@ -27,6 +28,7 @@ class TorchrunTableTest(unittest.TestCase):
     theirs: dict[str, PytestRun]
     ours: PytestRun
 
+    @pytest.mark.slow
     def test_rows(self) -> None:
         """All in one test, as they share the runs."""
         files = {"conftest.py": subject(__file__, "torchrun/shared.py")}

@@ -3,6 +3,7 @@
 import os
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.planted_ranks import WORLD_SIZE, FaultCase, Fresh, Persistent, Threaded, body_for
@@ -40,6 +41,7 @@ class PlantedFaultTest(FaultCase):
     def check(self, name, base):
         self.assert_found(FAULTS[name], BASES[base](name))
 
+    @pytest.mark.slow
     def test_in_new_interpreters(self):
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
             self.check("dtype_of_all_reduce", "fresh")

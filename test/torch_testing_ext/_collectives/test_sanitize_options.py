@@ -6,6 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.warm import run_warm
 
@@ -63,6 +64,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(found.shake, 7)
         self.assertFalse(environment.read_settings({}).for_ranks())
 
+    @pytest.mark.slow
     def test_replicas_that_are_not_compared_any_more(self):
         """Once the digests take too much room, a warning says so."""
         code, said = self.run_in(MANY_STEPS, "pytest", "-q", "-p", "no:cacheprovider", "test_it.py")
@@ -87,6 +89,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
         self.assertNotEqual(code, 0)
 
+    @pytest.mark.slow
     def test_run_test(self):
         command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
         code, said = self.run_in(MISMATCH, *command, "--sanitize")
@@ -97,6 +100,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 4, said)
         self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
 
+    @pytest.mark.slow
     def test_run_test_warns_of_a_test_that_passes(self):
         command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache", "--sanitize"]
         code, said = self.run_in(CROSSED, *command)
@@ -105,6 +109,7 @@ class SanitizeOptionsTest(unittest.TestCase):
             self.assertIn(f"warning: {name}: ranks 0, 1 issue collectives in opposite orders: rank 0 issues", said)
         self.assertIn("2 passed", said)
 
+    @pytest.mark.slow
     def test_run_test_warns_once_of_what_each_process_says(self):
         """Of one thing that is said with other reasons, too; of each test for itself."""
         code, said = self.run_in(TALKATIVE, "torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache")
@@ -122,6 +127,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         code, said = self.run_in(UNLOADED, "test_it")
         self.assertEqual(code, 0, said)
 
+    @pytest.mark.slow
     def test_shake(self):
         """The same seed gives the same delays, and each run of a test another seed."""
         command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]

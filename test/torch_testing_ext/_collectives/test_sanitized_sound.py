@@ -13,6 +13,7 @@ from functools import partial
 from operator import methodcaller
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.planted_ranks import Fresh, in_fresh_ranks, outcome_with_tear_down
@@ -620,6 +621,7 @@ class SoundProgramsTest(unittest.TestCase):
         self.assertIn("ranks 0, 1 issue collectives in opposite orders", said.getvalue())
         self.assertIn("planted_sanitized.py:", said.getvalue())
 
+    @pytest.mark.slow
     def test_an_error_that_is_caught_is_a_warning(self):
         warning = r"rank 1 left before all_reduce #1, which ranks 0, 2 issued; ranks? 0.* caught the error"
         for base in (Hazard, HazardOfRecorder):

@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import find, strategies as st
@@ -249,6 +250,7 @@ class TestExamples(TestCase):
         with mock.patch.dict(os.environ, EXAMPLES="120", SAME="no", HYPOTHESIS_PROFILE="search"):
             self.assertIsNone(failure_of(Counts("counts")))
 
+    @pytest.mark.slow
     def test_options_for_a_search(self):
         for runner in (
             (str(SUBJECT), "--hypothesis-profile=search"),
@@ -283,6 +285,7 @@ class TestArguments(DTensorTestBase):
         self.assertIn(limit, (3, 9))
 
 
+@pytest.mark.slow
 class TestSpawned(TestCase):
     def run_spawned(self, name):
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):

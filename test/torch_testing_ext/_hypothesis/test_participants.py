@@ -11,6 +11,7 @@ import time
 from unittest import mock
 
 import hypothesis
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
@@ -74,6 +75,7 @@ class Properties(MultiProcessTestCase):
 
 
 class TestDrawing(Properties):
+    @pytest.mark.slow
     @PROFILE
     @given(n=NUMBERS, mine=per_rank(NUMBERS))
     def test_all_ranks_have_the_same_value_and_a_share_of_their_own(self, n, mine):

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from kit.outcomes import AccountsResult
 from kit.processes import clean_environ, output_of_python, run_python
@@ -126,6 +127,7 @@ def examples_of_suites(*options, **variables):
     return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
 
 
+@pytest.mark.slow
 class TestSuites(TestCase):
     """What the property suites run by default is in this repository."""
 

@@ -10,6 +10,7 @@ import sys
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import FolderCase, subject
 from kit.processes import ROOT
 from kit.warm import run_cold, run_warm
@@ -70,6 +71,7 @@ class TestNamed(FirstUseCase):
         output = self.run_test(in_main="assert torch.cuda.is_available() and torch.cuda.device_count() == 4")
         self.assertNotIn("torch_testing_ext:", output)
 
+    @pytest.mark.slow
     def test_use_by_the_main_program(self):
         """Covered on a GPU by the check `fork-survives`."""
         output = self.run_test(in_main="torch.cuda.init()")
@@ -81,6 +83,7 @@ class TestNamed(FirstUseCase):
         )
         self.assertEqual(1, output.count("torch_testing_ext:"))
 
+    @pytest.mark.slow
     def test_use_when_the_file_is_imported(self):
         """Covered on a GPU by the check `fork-survives`."""
         output = self.run_test(at_import="torch.cuda.init()")
@@ -89,6 +92,7 @@ class TestNamed(FirstUseCase):
         self.assertIn(f"this process cannot be forked: CUDA is initialised in test_it.py:{line};", output)
         self.assertEqual(1, output.count("torch_testing_ext:"), output)
 
+    @pytest.mark.slow
     def test_a_file_of_run_test(self):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
@@ -140,6 +144,7 @@ class TestNobodyUsesIt(FirstUseCase):
         self.run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "test_it.py")
         self.assertEqual([], self.used_in_parent)
 
+    @pytest.mark.slow
     def test_importing_every_module_and_suite(self):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
@@ -168,6 +173,7 @@ class TestNobodyUsesIt(FirstUseCase):
         self.assertEqual("None", self.run_python("decorators.py").splitlines()[-1])
         self.assertEqual([], self.used_in_parent)
 
+    @pytest.mark.slow
     def test_torch_asks_while_its_own_test_kit_is_imported(self):
         """Covered on a GPU by the check `fork-survives`."""
         self.write(
@@ -198,6 +204,7 @@ int cuDeviceGetCount(int *count) { *count = 1; return is_initialised ? 0 : 3; }
 ASK = subject(__file__, "ask_for_devices.py")
 
 
+@pytest.mark.slow
 class TestOtherLibraries(FolderCase):
     """Covered on a GPU by the check `fork-survives`, which initialises CUDA by ctypes."""
 

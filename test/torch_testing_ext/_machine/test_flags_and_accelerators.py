@@ -13,6 +13,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 from kit.files import subject
 from kit.processes import output_of_python
@@ -31,6 +32,7 @@ def run_python(code, **environment):
     return json.loads(output_of_python("-c", code, **environment))
 
 
+@pytest.mark.slow
 class TestImport(TestCase):
     def test_imports_nothing_heavy_and_asks_no_device(self):
         code = subject(__file__, "imports_of_common_utils.py")
@@ -109,6 +111,7 @@ class TestFlags(TestCase):
                 module.TEST_NONSENSE  # noqa: B018
         self.assertFalse(hasattr(common_utils, "TEST_NONSENSE"))
 
+    @pytest.mark.slow
     def test_same_as_pytorch(self):
         code = subject(__file__, "flags_of_both.py")
         count, differ = run_python(code)
@@ -238,6 +241,7 @@ class TestDevices(TestCase):
         self.pretend(ask_devices=lambda: os.kill(os.getpid(), signal.SIGKILL))
         self.assertIsNone(accelerators.ask_forked("ask_devices"))
 
+    @pytest.mark.slow
     def test_a_new_interpreter_answers(self):
         kind, count = accelerators.ask_new_interpreter("ask_devices")
         self.assertEqual([kind, count], list(accelerators.ask_forked("ask_devices")))

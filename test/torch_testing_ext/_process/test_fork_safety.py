@@ -12,6 +12,7 @@ import threading
 import unittest
 from pathlib import Path
 
+import pytest
 import torch
 from kit.files import subject
 
@@ -53,6 +54,7 @@ class ThreadsTest(unittest.TestCase):
         for timer in (True, False):
             self.assertIn("it runs other threads", str(self.verdicts_with("pytest_other", timer)[0]))
 
+    @pytest.mark.slow
     def test_one_that_has_been_joined(self) -> None:
         """It is in the process for a moment longer, in most of these attempts."""
         for _ in range(30):
@@ -103,6 +105,7 @@ class ThreadsTest(unittest.TestCase):
             os._exit(system.threads())
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), system.cores())
 
+    @pytest.mark.slow
     @unittest.skipUnless(importlib.util.find_spec("xdist"), "needs pytest-xdist")
     def test_worker_of_xdist(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.processes import run_python
 from kit.with_accelerators import in_a_fork
 
@@ -128,6 +129,7 @@ class TestOwnImports(unittest.TestCase):
                 importlib.import_module(f"{again.__name__}.there_is_no_such_module")
 
 
+@pytest.mark.slow
 class TestCommands(unittest.TestCase):
     """In new interpreters: pytest, the runner, and those that these start."""
 

@@ -11,6 +11,7 @@ import unittest
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from kit.processes import clean_environ
 from kit.pytest_runs import PLUGIN, run_pytest
 
@@ -50,6 +51,7 @@ class DebuggingTest(unittest.TestCase):
         os.close(ours)
         return text.decode()
 
+    @pytest.mark.slow
     def test_pdb(self) -> None:
         text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--debug-rank=1")
         self.assertIn("'in rank 1!'", text)
@@ -58,6 +60,7 @@ class DebuggingTest(unittest.TestCase):
         self.assertRegex(text, r"Quitting debugger|quit the debugger")
         self.assertNotIn("passed", text)  # the command ends the session
 
+    @pytest.mark.slow
     def test_trace(self) -> None:
         text = self.on_terminal("n\np seen + '!'\nc\n", "--trace", "test_subject.py::test_passes")
         self.assertIn("'in rank 0!'", text)

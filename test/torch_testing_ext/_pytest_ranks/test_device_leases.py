@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.processes import clean_environ, end
 from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
@@ -51,6 +52,7 @@ def config_with(base: Path) -> SimpleNamespace:
 
 
 class DeviceLeasesTest(PytestCase):
+    @pytest.mark.slow
     def test_between_workers(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             words = ("-p", "xdist", "-n", "2", f"-odist_lease_folder={folder}/leases")
@@ -66,6 +68,7 @@ class DeviceLeasesTest(PytestCase):
             run = run_pytest({"test_beside.py": BESIDE_SHARED_RANKS}, words, **{FAKE: "a,b"})
         self.assertOutcomes(run, dict.fromkeys(("test_first", "test_beside", "test_last"), "passed"))
 
+    @pytest.mark.slow
     def test_of_another_session_that_is_killed(self) -> None:
         """A test waits for the device of another one, whose pytest is killed; the kernel frees the device."""
         with tempfile.TemporaryDirectory() as folder:

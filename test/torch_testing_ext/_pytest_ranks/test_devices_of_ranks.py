@@ -112,6 +112,7 @@ class SettingTest(unittest.TestCase):
 
 
 class RunTest(PytestCase):
+    @pytest.mark.slow
     def test_leases_and_words(self) -> None:
         run = run_pytest(SUBJECT, "-v", "-v", **FAKE)
         outcomes = dict.fromkeys(run.outcomes, "passed") | {"test_needs_four": "skipped"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 
@@ -129,6 +130,7 @@ class ExecClassesTest(PytestCase):
         self.assertIn("AssertionError: in the fixture", message)
         self.assertNotIn("torch_testing_ext/", message)
 
+    @pytest.mark.slow
     def test_refused(self) -> None:
         head = "import pytest\nfrom torch_testing_ext.ranks import DistributedFixture, DistributedTest\n"
         run = run_pytest({f"test_{name}.py": f"{head}{body}\n" for name, (body, _) in REFUSED.items()})

@@ -2,10 +2,13 @@
 
 import unittest
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import run_pytest
 
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = subject(__file__, "expected_faults.py")
 FAILED = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
@@ -66,6 +67,7 @@ class InternalsTest(PytestCase):
         tried = {node.attr for node in ast.walk(ast.parse(SMOKE)) if isinstance(node, ast.Attribute)}
         self.assertEqual(functions - tried, set())
 
+    @pytest.mark.slow
     def test_no_other_module_names_them(self) -> None:
         private = private_names(INTERNALS.read_text())
         self.assertLessEqual({"_setupstate", "_excinfo", "_do_configure"}, private)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.processes import clean_environ
 from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_pytest, run_under_torchrun, run_under_two_agents
@@ -16,6 +17,8 @@ from kit.warm import run_warm
 
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 HEAD = """
 import os, signal, sys, threading, unittest

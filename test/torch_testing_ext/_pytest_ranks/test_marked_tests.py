@@ -67,6 +67,7 @@ MODEL = {
 }
 
 
+@pytest.mark.slow
 class MarkedTestsTest(PytestCase):
     run_of_subject: PytestRun
 
@@ -105,6 +106,7 @@ class MarkedTestsTest(PytestCase):
         self.assertNotIn("UserWarning: observed", self.run_of_subject.text)
 
 
+@pytest.mark.slow
 class WarningsTest(PytestCase):
     def test_exceptions_in_threads_and_finalizers_are_warnings_of_ranks_of_every_kind(self) -> None:
         """With a filter `error`, they fail the test, also where the ranks were forked under other filters."""
@@ -146,6 +148,7 @@ def test_b(): ...
         self.assertIn("[rank0] streamed\n", run.errors)
         self.assertIn("[rank1] streamed\n", run.errors)
 
+    @pytest.mark.slow
     def test_log_cli_and_setup_show(self) -> None:
         """Records appear while the test runs, each after its rank and below one title; fixtures appear once."""
         source = subject(__file__, "live_log.py")
@@ -184,6 +187,7 @@ def test_a(dist_env):
         self.assertOutcomes(run, {"test_a": "failed"})
         self.assertNotIn("func_name", run.text)
 
+    @pytest.mark.slow
     def test_without_plugins_of_pytest(self) -> None:
         """Their options are not there, either."""
         source = """
@@ -207,6 +211,7 @@ def test_b(): ...
         self.assertIn("ask for dist_env", run.messages["test_a"])
         self.assertIn("TORCH_TESTING_EXT_START=spawn", run.messages["test_c"])
 
+    @pytest.mark.slow
     def test_fixtures_that_start_ranks(self) -> None:
         source = subject(__file__, "fixtures_that_start_ranks.py")
         run = run_pytest({"test_x.py": source})
@@ -216,6 +221,7 @@ def test_b(): ...
         self.assertIn("\ntest_x.py:14: in test_fails", run.messages["test_fails"])
         self.assertNotIn("torch_testing_ext/", run.messages["test_fails"])
 
+    @pytest.mark.slow
     def test_under_xdist(self) -> None:
         source = """
 import os

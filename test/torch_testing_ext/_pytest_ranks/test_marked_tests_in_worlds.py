@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 from kit.runs import RunsCase, run_test
@@ -25,6 +26,7 @@ MODEL = {
 
 
 class UnderPytestTest(PytestCase):
+    @pytest.mark.slow
     def test_each_outcome(self):
         run = run_pytest({"test_w.py": SUBJECT}, "-v", "--world", "5")
         self.assertIn(HEADER, run.text)
@@ -42,6 +44,7 @@ class UnderPytestTest(PytestCase):
             self.assertIn(said, run.errors)
 
 
+@pytest.mark.slow
 class UnderTheRunnerTest(RunsCase):
     def test_each_outcome(self):
         self.write("test/test_w.py", SUBJECT)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = subject(__file__, "rank_fixtures.py")
 

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
@@ -55,6 +56,7 @@ HEAD = "import pytest\nmark = pytest.mark.world_size\n"
 
 
 class RefusalsTest(PytestCase):
+    @pytest.mark.slow
     def test_each_is_refused_alone_and_the_rest_runs(self) -> None:
         files = {f"test_{name}.py": f"{HEAD}{body}\n" for name, (body, _) in REFUSED.items()}
         files["test_fine.py"] = (
@@ -82,6 +84,7 @@ class RefusalsTest(PytestCase):
         self.assertEqual(len(re.findall("^test_fine.py::test_parameters: ", run.text, re.M)), 1, run.text)
         self.assertRegex(run.text, r"1 passed, 1 skipped, 1 deselected, \d+ errors, 3 refused")
 
+    @pytest.mark.slow
     def test_marks_that_hooks_add_count_or_are_refused(self) -> None:
         """As pytest's own marks do, until the test is set up; a mark that comes later fails the test by name."""
         conftest = subject(__file__, "refused_marks_conftest.py")

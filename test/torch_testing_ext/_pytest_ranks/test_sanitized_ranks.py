@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest, run_under_torchrun
 
@@ -24,6 +25,7 @@ class SanitizedRanksTest(PytestCase):
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
 
+    @pytest.mark.slow
     def test_decorators_without_settings(self) -> None:
         run = run_pytest(FILES)
         passed = dict.fromkeys(("test_op", "test_passes", "test_spawned_op", "test_spawned_crossed"), "passed")
@@ -42,6 +44,7 @@ class SanitizedRanksTest(PytestCase):
         # What is to be known of a test that passes is not hidden with its output.
         self.assertRegex(run.text, "RankWarning: .*issue collectives in opposite orders")
 
+    @pytest.mark.slow
     def test_ranks_of_a_launcher(self) -> None:
         """Each decorator has its effect, and on its test only."""
         (self.folder / "failing_collectives.py").write_text(COLLECTIVES)

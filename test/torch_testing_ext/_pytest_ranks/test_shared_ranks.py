@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
@@ -12,6 +13,7 @@ REFUSED = subject(__file__, "refused_sharing.py")
 
 
 class SharedRanksTest(PytestCase):
+    @pytest.mark.slow
     def test_outcomes(self) -> None:
         # In a new interpreter, which decides by the locale how it encodes text.
         run = run_pytest({"test_x.py": SUBJECT}, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", cold=True)

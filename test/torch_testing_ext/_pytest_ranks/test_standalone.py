@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, PytestRun, run_pytest
 
@@ -54,10 +55,12 @@ class StandaloneTest(PytestCase):
                 self.assertIn(text, run.messages[name].partition("\n")[0])
         return run, processes
 
+    @pytest.mark.slow
     def test_one_ends_and_one_dies(self) -> None:
         _, processes = self.run_some("test_passes[1]", "TestClass.test_dies", "test_plain")
         self.assertEqual(processes, 3)
 
+    @pytest.mark.slow
     def test_every_outcome(self) -> None:
         run, processes = self.run_some(*MODEL)
         # One for pytest, and one for each test that is neither plain nor skipped here; one may end too early.
@@ -69,6 +72,7 @@ class StandaloneTest(PytestCase):
         self.assertNotIn("argparse", str(run.outputs))
         self.assertIn(">       assert value == 2", run.messages["TestClass.test_fails"])
 
+    @pytest.mark.slow
     def test_the_keyword_of_run_if(self) -> None:
         """A skipif with `standalone=True` counts where its own variable asks for such tests."""
         source = (
@@ -86,6 +90,7 @@ def test_a():
                 run = run_pytest({"test_x.py": source}, PIDS=f"{folder}/pids", **variables)
             self.assertOutcomes(run, {"test_a": outcome})
 
+    @pytest.mark.slow
     def test_isolated_ranks(self) -> None:
         """A mark that asks for it, and an option for all marks: what pytest's process has become is not inherited."""
         source = subject(__file__, "isolated_ranks.py")

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
@@ -51,9 +52,11 @@ class WithPluginsTest(PytestCase):
         self.assertIn("Timeout", run.messages["test_hangs"])
         self.assertIn("timeout=60", run.messages["test_hangs"])  # the remedy
 
+    @pytest.mark.slow
     def test_all_in_one_process(self) -> None:
         self.run_all("-p", "no:xdist")
 
+    @pytest.mark.slow
     def test_all_under_xdist(self) -> None:
         self.run_all("-n", "2")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 
+import pytest
 import torch
 from spmd_training import (
     MLP,
@@ -67,6 +68,7 @@ class TestBetweenCalls(DTensorTestBase):
         case = Case(f"{style} {function.__name__}", model, normal_batch(6, 10), tolerance=1e-6)
         return both, compiled, mine, reference, optimizers
 
+    @pytest.mark.slow
     @STYLES
     @with_comms
     def test_batch_sizes(self, style):
@@ -133,6 +135,7 @@ class TestBetweenCalls(DTensorTestBase):
                 p.grad = torch.randn(p.shape, generator=generator).to(p.device)
         both(0)
 
+    @pytest.mark.slow
     @STYLES
     @with_comms
     def test_loading_and_freezing(self, style):
@@ -167,6 +170,7 @@ class TestBetweenCalls(DTensorTestBase):
             compiled(mine, optimizers[0], to_device(normal_batch(6, 10)(self.rank, i), self.device_type))
         self.assertIsNone(mine.layers[0].weight.grad)
 
+    @pytest.mark.slow
     @STYLES
     @with_comms
     def test_settings(self, style):
@@ -246,6 +250,7 @@ class TestBetweenCalls(DTensorTestBase):
         self.assertIs(model.embed.weight, model.out.weight)
         self.assertIs(optimizer.param_groups[0]["params"][0], model.embed.weight)
 
+    @pytest.mark.slow
     @with_comms
     def test_fully_shard_as_fsdp2(self):
         torch.manual_seed(0)
@@ -261,6 +266,7 @@ class TestBetweenCalls(DTensorTestBase):
                 self.assertEqual(p.placements, q.placements)
                 self.assertEqual(p.to_local(), q.to_local(), msg=f"{name}, call {i}")
 
+    @pytest.mark.slow
     @with_comms
     def test_two_steps_and_two_models(self):
         torch.manual_seed(self.rank)

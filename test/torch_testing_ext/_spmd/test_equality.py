@@ -5,6 +5,7 @@ The results match bit for bit, except for cases with a tolerance, in which the p
 
 from __future__ import annotations
 
+import pytest
 from equality_cases import BY_NAME, MODELS, OPTIMIZERS, STEPS
 from spmd_training import (
     capture,
@@ -28,6 +29,7 @@ class TestEquality(DTensorContinuousTestBase):
     def _compare(self, name, style):
         train_both(self, BY_NAME[name], capture(parallel_mode=DataParallel(style)))
 
+    @pytest.mark.slow
     @STYLES
     @parametrize("name", [case.name for case in OPTIMIZERS])
     def test_optimizer(self, name, style):

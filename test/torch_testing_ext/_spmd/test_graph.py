@@ -7,6 +7,7 @@ import functools
 import io
 from contextlib import redirect_stdout
 
+import pytest
 import torch
 from spmd_training import MLP, Case, capture, normal_batch, step, to_device, train_both
 from torch import nn
@@ -61,6 +62,7 @@ class TestGraph(DTensorContinuousTestBase):
         found = self._compiled(DataParallel("fully_shard"), function=clipping_step).report().collectives
         self.assertEqual(found, {"all_gather_into_tensor": 2, "reduce_scatter_tensor": 1})
 
+    @pytest.mark.slow
     def test_dtypes_are_not_mixed(self):
         class TwoTypes(nn.Module):
             def __init__(self):
@@ -77,6 +79,7 @@ class TestGraph(DTensorContinuousTestBase):
                 self.assertEqual({name.split(".")[0] for name in bucket.names}, {_owner(bucket.dtype)}, msg=style)
             self.assertEqual(len(report.buckets), 2 if style == "replicate" else 4)
 
+    @pytest.mark.slow
     def test_gradients_are_sent_early_and_awaited_late(self):
         graph = self._compiled(
             DataParallel("replicate", bucket_mb=0.017), deep, batch=normal_batch(4, 64, out=(64,))
@@ -89,6 +92,7 @@ class TestGraph(DTensorContinuousTestBase):
         self.assertLess(starts[0], backward[-1], "the first bucket is sent during backward")
         self.assertGreater(waits[0], backward[-1], "no wait before the end of backward")
 
+    @pytest.mark.slow
     def test_parameters_are_updated_bucket_by_bucket(self):
         mode = DataParallel("replicate", bucket_mb=0.017)
         compiled = self._compiled(mode, deep, batch=normal_batch(4, 64, out=(64,)))
@@ -103,6 +107,7 @@ class TestGraph(DTensorContinuousTestBase):
             self.assertEqual(sum(wait < i < following for i in updates), len(bucket.params))
         self.assertGreater(sum(i > waits[0] for i in decays), 12, "momentum decays right before it is used")
 
+    @pytest.mark.slow
     def test_large_gradients_are_written_to_their_bucket(self):
         def square():
             return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
@@ -133,6 +138,7 @@ class TestGraph(DTensorContinuousTestBase):
                     if copies is not None:
                         self.assertEqual(targets.count("aten.flatten_dense_tensors.default"), copies)
 
+    @pytest.mark.slow
     def test_the_program_chooses_its_buckets(self):
         def large():
             return nn.Sequential(*(nn.Linear(256, 256) for _ in range(24)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from spmd_training import capture, normal_batch, whole
 from torch import nn
@@ -108,6 +109,7 @@ class TestProgramsPart(Parting):
 
     world_size = 2
 
+    @pytest.mark.slow
     @parametrize("variant", list(VARIANTS))
     @parametrize("verify", ["first", "off"])
     def test_branches(self, variant, verify):
@@ -139,6 +141,7 @@ class TestProgramsPart(Parting):
         self._refused(lambda: looking(self.model, self.optimizer, batch, False), expected)
         looking(self.model, self.optimizer, self._batch(), False)
 
+    @pytest.mark.slow
     def test_different_steps(self):
         self._start("replicate")
         looking = capture(parallel_mode=self.mode)(looking_step)
@@ -200,6 +203,7 @@ class TestProgramsPart(Parting):
         self.assertEqual(self.step.last.verified, 1 if self.rank else verified + 1)
 
 
+@pytest.mark.slow
 class TestPartingOfFour(Parting):
     """One of four ranks parts."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 
+import pytest
+
 # Compile on one thread in the rank itself, without a pool of workers that could outlive it.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
@@ -34,6 +36,7 @@ class TestRegions(DTensorTestBase):
     def world_size(self):
         return 2
 
+    @pytest.mark.slow
     @parametrize("style", ["replicate", "fully_shard"])
     @with_comms
     def test_trains_as_ddp(self, style):
@@ -50,6 +53,7 @@ class TestRegions(DTensorTestBase):
         compiled = train_both(self, case, compile(backend="inductor"))
         self.assertIn("are eager: the step differentiates through gradients", str(compiled.report()))
 
+    @pytest.mark.slow
     @with_comms
     def test_a_compiled_function_as_step(self):
         case = Case("compiled", functools.partial(MLP, (10, 7, 4)), normal_batch(12, 10), tolerance=2e-6)

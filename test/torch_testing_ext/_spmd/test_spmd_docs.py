@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from torch.distributed.tensor import DTensor
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
@@ -23,6 +24,7 @@ for _section in PORTING.split("\n## ")[1:]:
 PAIRS = [title for title, pair in SECTIONS.items() if "before" in pair]
 
 
+@pytest.mark.slow
 class TestSPMDDocs(TestCase):
     """The example of the page under torchrun."""
 

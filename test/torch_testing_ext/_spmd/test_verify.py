@@ -4,6 +4,7 @@ import contextlib
 import unittest
 from unittest import mock
 
+import pytest
 import torch
 from spmd_training import MLP, Mixed, Normed, capture, normal_batch, step, to_device
 from torch.distributed.tensor import DTensor
@@ -86,6 +87,7 @@ class TestVerify(DTensorContinuousTestBase):
         self.assertIn("verified 1 times", str(self.step.report()))
         self.assertNotIn("not verified", str(self.step.report()))
 
+    @pytest.mark.slow
     @STYLES
     def test_wrong_later_program(self, style):
         self.setup(style)
@@ -111,6 +113,7 @@ class TestVerify(DTensorContinuousTestBase):
         with self.refused("result 0 differs by up to .* on rank 1"), fault:
             self.call(0)
 
+    @pytest.mark.slow
     def test_off_and_always(self):
         self.setup(verify="off")
         with doubled_gradients():
@@ -147,6 +150,7 @@ class TestVerify(DTensorContinuousTestBase):
         self.assertTrue(self.model.training)
         self.call(6)
 
+    @pytest.mark.slow
     @STYLES
     def test_random_numbers_are_drawn_once(self, style):
         results = []

@@ -5,6 +5,7 @@ Each case is compared with DDP on two ranks, the last ones on four.
 
 from __future__ import annotations
 
+import pytest
 from spmd_training import capture, train_both
 from whole_parameter_cases import CASES, OTHERS
 
@@ -25,6 +26,7 @@ class TestWholeParameters(DTensorContinuousTestBase):
         train_both(self, {**CASES, **OTHERS}[name], capture(parallel_mode=DataParallel("fully_shard")))
 
 
+@pytest.mark.slow
 class TestWholeParametersOnFourRanks(DTensorContinuousTestBase):
     """Steps that use parameters as whole tensors, on four ranks, some of which have no rows."""
 

@@ -10,6 +10,7 @@ import unittest
 from typing import Any
 
 import comparing
+import pytest
 import worker
 from kit.processes import ROOT
 
@@ -24,6 +25,7 @@ def seen(outcome: str, notes: dict[str, list[str]] | None = None, **more: Any) -
 
 
 class ConformanceTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_ours_against_recorded_outcomes(self) -> None:
         done = subprocess.run(
             [sys.executable, ROOT / "benchmarks" / "conformance.py", "--recorded"],

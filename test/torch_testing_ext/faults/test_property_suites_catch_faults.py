@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit import faults
@@ -21,6 +22,8 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch_testing_ext._hypothesis import hypothesis_internals
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.hypothesis_utils import Phase, settings
+
+pytestmark = pytest.mark.slow
 
 redistribute = load("properties/test_redistribute_properties.py")
 c10d = load("properties/test_c10d_properties.py")

@@ -11,12 +11,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch.distributed._functional_collectives as functional_collectives
 from kit import faults
 from kit.faults import Case, Fault, SuiteFaultsTestCase, case_name, load, output_is_not_reduced
 from torch._inductor.fx_passes import ddp_fusion
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+
+pytestmark = pytest.mark.slow
 
 suite = load("_composable/test_replicate_with_compiler.py")
 

@@ -7,6 +7,7 @@ import select
 import unittest
 from unittest import mock
 
+import pytest
 from kit.files import FolderCase, subject
 from kit.processes import clean_environ, end
 from kit.warm import run_warm, start_on_terminal
@@ -92,6 +93,7 @@ class OnATerminalTest(FolderCase):
             self.assertIn(text, said)
         self.assertNotIn("fork_server", said)
 
+    @pytest.mark.slow
     def test_a_failure_under_the_runner(self):
         prompt = r"\(rank 1\) \Z"
         code, said = self.session(
@@ -102,6 +104,7 @@ class OnATerminalTest(FolderCase):
         self.assertRegex(said, r"AssertionError: (.|\n)*\(rank 1\) p value\n41\n")
         self.assertIn("0 passed, 1 failed, 0 skipped", said)
 
+    @pytest.mark.slow
     def test_the_first_line_of_a_test_for_pytest(self):
         prompt = r"\(rank 1\) \Z"
         code, said = self.session(
@@ -113,6 +116,7 @@ class OnATerminalTest(FolderCase):
 
 
 class WithoutATerminalTest(FolderCase):
+    @pytest.mark.slow
     def test_one_sentence_says_how(self):
         self.write("test_it.py", TESTS)
         self.write("run_test.py", RUN_TEST)

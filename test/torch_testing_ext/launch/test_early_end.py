@@ -9,6 +9,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import pytest
 from kit.files import subject, write
 from kit.outcomes import outcome_of
 from kit.processes import ROOT, clean_environ, heed_ctrl_c, wait_until_gone
@@ -59,6 +60,7 @@ class EndTest(TestCase):
         self.assertEqual(wait_until_gone(pids, 2), [])
         self.assertEqual([file.name for file in temp.iterdir() if file.name.startswith("torch_testing_ext")], [])
 
+    @pytest.mark.slow
     def test_interrupted(self):
         main, temp, pids = self.start()
         main.send_signal(signal.SIGINT)
@@ -97,6 +99,7 @@ class DirectoryTest(TestCase):
         self.assertIn("the folder for the files of ranks cannot be made", seen.message)
         self.assertIn("Set TMPDIR to a folder that can be written to; it is /proc/self/no/such/directory", seen.message)
 
+    @pytest.mark.slow
     @unittest.skipUnless(hasattr(os, "geteuid") and os.geteuid() == 0, "mounting a small file system needs root")
     def test_full_temporary_directory(self):
         """In a separate mount namespace, on a file system of 64 kB that the test file fills up itself."""

@@ -12,6 +12,7 @@ import time
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ, end
 
@@ -68,6 +69,7 @@ class Session:
 
 @unittest.skipUnless(importlib.util.find_spec("debugpy"), "debugpy is not installed")
 class EditorTest(FolderCase):
+    @pytest.mark.slow
     def test_breakpoints(self):
         """In a new interpreter, since the debugger starts with it."""
         self.path = str(self.write("test_x.py", TESTS))

@@ -7,6 +7,7 @@ class under run_test.py.
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.outcomes import Seen
 from kit.planted_ranks import outcome_with_tear_down
 from kit.project import Project
@@ -102,6 +103,7 @@ class EveryHostTest(unittest.TestCase):
         self.assertLessEqual({host for host, _ in GAPS}, {*HOSTS, "marked", "runner"})
         self.assertLessEqual({fault for _, fault in GAPS}, {*FAULTS})
 
+    @pytest.mark.slow
     def test_hosts_of_unittest(self):
         for host, case in HOSTS.items():
             for name, fault in FAULTS.items():
@@ -112,6 +114,7 @@ class EveryHostTest(unittest.TestCase):
                     end_hangs()
                     self.check(host, name, seen, WITHOUT_ERRORS[fault.outcome] if host == "function" else fault.outcome)
 
+    @pytest.mark.slow
     def test_functions_of_pytest(self):
         run = run_pytest({"test_x.py": MARKED}, PYTHONPATH=PATH)
         self.assertEqual(len(run.outcomes), len(FAULTS), run.text + run.errors)
@@ -122,6 +125,7 @@ class EveryHostTest(unittest.TestCase):
                 self.check("marked", name, seen, WITHOUT_ERRORS[fault.outcome])
                 self.assertRegex(seen.message.partition("\n")[0], fault.pattern)
 
+    @pytest.mark.slow
     def test_under_the_runner(self):
         project = Project()
         self.addCleanup(project.close)

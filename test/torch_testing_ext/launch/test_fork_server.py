@@ -13,6 +13,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.leftovers import nothing_left
@@ -91,6 +92,7 @@ class ServerTest(TestCase):
         self.assertEqual(seen.outcome, "passed", seen.message)
         self.assertNotEqual(start.launcher().server.pid, server.pid)
 
+    @pytest.mark.slow
     def test_killed_during_a_test(self):
         pid = start.launcher().server.pid
         seen = outcome_of(Jobs("kills_its_server"))
@@ -107,6 +109,7 @@ class ServerTest(TestCase):
         self.assertEqual(wait_until_gone(pids, 2), [])
         case.doCleanups()
 
+    @pytest.mark.slow
     def test_environment_and_directory_are_those_of_the_launch(self):
         with environ(OF_THE_PARENT="yes"):
             self.assertEqual(outcome_of(Jobs("sees_environment")).outcome, "passed")
@@ -118,6 +121,7 @@ class ServerTest(TestCase):
         finally:
             os.chdir(before)
 
+    @pytest.mark.slow
     def test_classes_defined_after_the_fork(self):
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
         self.assertEqual(outcome_of(local_class()("passes")).outcome, "passed")
@@ -137,6 +141,7 @@ class ServerTest(TestCase):
             thread.join()
         self.assertEqual(len({*seen, start.launcher()}), 3)
 
+    @pytest.mark.slow
     def test_a_forked_child_makes_its_own_server(self):
         """As a new interpreter: forked ranks would wait for OpenMP's threads, which the child lacks."""
         torch.mm(torch.ones(512, 512), torch.ones(512, 512))
@@ -162,6 +167,7 @@ class RobustnessTest(TestCase):
         self.addCleanup(launch.close)
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
+    @pytest.mark.slow
     def test_a_launch_that_fails_half_way(self):
         """Not enough descriptors for 32 ranks: they are ended, and do not affect the next test."""
         soft, hard = resource.prlimit(start.launcher().server.pid, resource.RLIMIT_NOFILE)
@@ -173,6 +179,7 @@ class RobustnessTest(TestCase):
             resource.prlimit(start.launcher().server.pid, resource.RLIMIT_NOFILE, (soft, hard))
             self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
+    @pytest.mark.slow
     def test_a_server_that_does_not_answer(self):
         with unittest.mock.patch.object(start, "ANSWER_TIMEOUT", 0.5), timeout(1):
             seen = outcome_of(Jobs("stops_its_server"))
@@ -180,6 +187,7 @@ class RobustnessTest(TestCase):
         self.assertIn("did not answer for", seen.message)
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")
 
+    @pytest.mark.slow
     def test_a_second_attempt_finds_nothing_of_the_first(self):
         case = Jobs("finds_no_store")
         directory = Path(tempfile.mkdtemp())
@@ -191,6 +199,7 @@ class RobustnessTest(TestCase):
             seen = outcome_of(case)
         self.assertEqual(seen.outcome, "passed", seen.message)
 
+    @pytest.mark.slow
     def test_it_holds_no_pipe_of_this_process_open(self):
         launch.close()
         reading, writing = os.pipe()
@@ -203,6 +212,7 @@ class RobustnessTest(TestCase):
         seen = outcome_of(Signalled("counts_signals"))
         self.assertEqual(seen.outcome, "passed", seen.message)
 
+    @pytest.mark.slow
     def test_paths_that_are_not_strings(self):
         """Python ignores them in sys.path; a command with their repr could not be run."""
         sys.path.append(Path("/nowhere"))  # type: ignore[arg-type]
@@ -250,6 +260,7 @@ class TestMemory(TestCase):
         with unittest.mock.patch.object(fork_server, "MANY_RANKS", 4):
             self.assertEqual(self.found(), "passed")
 
+    @pytest.mark.slow
     def test_after_the_second_launch(self):
         self.assertEqual(self.found(), "failed")
         self.assertEqual(outcome_of(Jobs("reduces")).outcome, "passed")

@@ -5,6 +5,7 @@ import os
 import signal
 from unittest import mock
 
+import pytest
 from kit.ranks import FourRanks
 
 from torch_testing_ext import launch
@@ -66,6 +67,7 @@ class TestNewRank(TestCase):
             process.terminate()
         return self.end(test)
 
+    @pytest.mark.slow
     def test_sigterm_ends_the_rank_and_not_the_server(self):
         self.end(self.start())
         server = start.launcher().server.pid
@@ -74,12 +76,14 @@ class TestNewRank(TestCase):
             self.assertLessEqual(set(self.terminate(test)), {0, -signal.SIGTERM})
             self.assertEqual(start.launcher().server.pid, server, start.launcher().server.unusable)
 
+    @pytest.mark.slow
     def test_asking_for_stacks_does_not_end_it(self):
         for _ in range(TIMES):
             test = self.start()
             test._launched.dump(0.0)
             self.assertEqual(self.end(test), [0, 0])
 
+    @pytest.mark.slow
     def test_asking_one_that_computes_does_not_end_it(self):
         """faulthandler's own handler ends Python code that it interrupts once in a hundred or thousand times."""
         test = self.start("computes")

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from kit.files import subject, write
 from kit.processes import ROOT, start_python
 from kit.warm import run_warm
@@ -61,6 +62,7 @@ class RunningTest(TestCase):
     def test_as_a_file(self):
         self.assertIn("Ran 1 test", self.run_python("test_it.py", "TestIt.test_passes"))
 
+    @pytest.mark.slow
     def test_from_another_directory(self):
         (self.directory / "elsewhere").mkdir()
         main = start_python(str(self.file), "-k", "passes", cwd=self.directory / "elsewhere")
@@ -70,6 +72,7 @@ class RunningTest(TestCase):
     def test_as_a_module(self):
         self.assertIn("Ran 1 test", self.run_python("-m", "unittest", "test_it.TestIt.test_passes"))
 
+    @pytest.mark.slow
     def test_in_a_package(self):
         write(self.directory, "package/__init__.py", "")
         write(self.directory, "package/inner/__init__.py", "")
@@ -83,12 +86,14 @@ class RunningTest(TestCase):
             lambda: self.run_python("-m", "package.inner.test_it", "TestIt.test_passes"),
         )
 
+    @pytest.mark.slow
     def test_spawned(self):
         self.run_all(
             lambda: self.run_python("test_it.py", "TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
             lambda: self.run_python("-m", "unittest", "test_it.TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
         )
 
+    @pytest.mark.slow
     @unittest.skipUnless(find_spec("pytest"), "pytest is not installed")
     def test_under_pytest(self):
         passed, printed = self.run_all(
@@ -99,6 +104,7 @@ class RunningTest(TestCase):
         self.assertIn("rank 1 of 2 raised", printed)
         self.assertIn("python -m pytest test_it.py::TestIt::test_fails_in_rank_1", printed)
 
+    @pytest.mark.slow
     @unittest.skipUnless(find_spec("xdist"), "pytest-xdist is not installed")
     def test_under_xdist(self):
         """Its workers have a second thread: the ranks are forked from a new interpreter."""
@@ -116,6 +122,7 @@ class RunningTest(TestCase):
 
     # -- modules that start threads, query accelerators or fail when they are imported
 
+    @pytest.mark.slow
     def test_thread_at_import(self):
         """Every interpreter that imports the module has the thread: ranks are spawned, with one warning."""
         self.insert_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
@@ -124,6 +131,7 @@ class RunningTest(TestCase):
         self.assertEqual(printed.count("ranks are started as new interpreters"), 1, printed)
         self.assertIn("it runs other threads (Thread-1", printed)
 
+    @pytest.mark.slow
     def test_thread_at_import_and_forced_fork(self):
         self.insert_line("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
         printed = self.run_python("test_it.py", "TestIt.test_passes", code=1, TORCH_TESTING_EXT_START="fork")
@@ -141,6 +149,7 @@ class RunningTest(TestCase):
         ):
             self.assertIn("No module named 'no_such_module'", printed)
 
+    @pytest.mark.slow
     def test_a_module_that_only_the_main_process_can_import(self):
         """Ranks that are new interpreters report the error, each with its own traceback."""
         self.insert_line("assert os.environ.setdefault('MAIN', str(os.getpid())) == str(os.getpid()), 'not the main'")
@@ -184,6 +193,7 @@ class RunningTest(TestCase):
             self.assertIn(f"[rank{rank}] and here\n", printed)
         self.assertIn("  printed: rank 1 was here", printed)
 
+    @pytest.mark.slow
     def test_debugging_one_rank(self):
         """Rank 1 has the terminal: it shows a prompt, reads input, and no time-out ends it."""
         with Terminal(self.directory, "test_it.py", "TestIt.test_breakpoint") as terminal:

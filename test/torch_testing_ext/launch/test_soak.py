@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.ranks import Ranks
 
 from torch_testing_ext.launch import start
+
+pytestmark = pytest.mark.slow
 
 TESTS = 180
 # By then the server has warmed up, collapsed its memory into huge pages, and run all of its code.

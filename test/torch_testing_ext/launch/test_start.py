@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.files import subject, write
@@ -52,6 +53,7 @@ class StartTest(TestCase):
         launch.close()
         self.addCleanup(launch.close)
 
+    @pytest.mark.slow
     def test_spawned_ranks(self):
         with environ(TORCH_TESTING_EXT_START="spawn"), nothing_left(self):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
@@ -65,6 +67,7 @@ class StartTest(TestCase):
         self.assertIn("is defined inside a function, so its ranks must be forked from this process", seen.message)
         self.assertIsNone(start.launcher().server)  # the next test makes a server of its own
 
+    @pytest.mark.slow
     def test_changing_the_start_method_changes_the_server(self):
         with environ(TORCH_TESTING_EXT_START="fork"):
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
@@ -75,6 +78,7 @@ class StartTest(TestCase):
         self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
         self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
+    @pytest.mark.slow
     def test_a_process_that_used_an_accelerator_and_has_made_groups(self):
         launcher = start.Launcher()
         self.addCleanup(launcher.close)
@@ -85,6 +89,7 @@ class StartTest(TestCase):
         self.addCleanup(server.close)
         self.assertIs(server.method, StartMethod.FORK_FRESH)
 
+    @pytest.mark.slow
     def test_ctrl_c_while_the_server_starts(self):
         def interrupt(number, frame):
             raise KeyboardInterrupt
@@ -98,6 +103,7 @@ class StartTest(TestCase):
             pid = file.with_suffix(".pid").read_text()
             self.assertFalse(Path("/proc", pid).exists(), "the server has not been ended and reaped")
 
+    @pytest.mark.slow
     def test_another_thread_requires_a_new_interpreter(self):
         import threading
 
@@ -169,6 +175,7 @@ class OutputTest(TestCase):
         self.assertIn("\nsaid by C\n", message)
         self.assertIn("\nbegun", message)
 
+    @pytest.mark.slow
     def test_output_of_the_parent_is_not_written_twice(self):
         """Text in the parent's buffers at the fork is written only by the parent."""
         with tempfile.TemporaryDirectory() as directory:

@@ -7,11 +7,14 @@ be a new interpreter, since torch loads its extensions when it is imported.
 import unittest
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.options import Options
+
+pytestmark = pytest.mark.slow
 
 
 class TestRun(unittest.TestCase):

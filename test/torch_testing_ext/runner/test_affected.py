@@ -6,6 +6,7 @@ import subprocess
 import unittest
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.runs import RunsCase
 from kit.warm import run_warm
@@ -151,6 +152,7 @@ class RecordsTest(RunsCase):
                 self.why(f"--affected={revision}")
 
 
+@pytest.mark.slow
 class AffectedRunsTest(RunsCase):
     def setUp(self):
         super().setUp()

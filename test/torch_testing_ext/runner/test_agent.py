@@ -12,6 +12,7 @@ import unittest
 from dataclasses import replace
 from unittest import mock
 
+import pytest
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.files import subject
 from kit.processes import clean_environ, descendants, is_alive
@@ -147,6 +148,7 @@ class OneRunTest(unittest.TestCase):
         self.assertEqual([pid for pid in self.pids if is_alive(pid)], [])
 
 
+@pytest.mark.slow
 class OptionsOnNodesTest(unittest.TestCase):
     """Options of run_test.py that have their effect on the nodes."""
 
@@ -175,6 +177,7 @@ class OptionsOnNodesTest(unittest.TestCase):
         self.assertIn("--shake=1:7", ran["test_fails"].said)
 
 
+@pytest.mark.slow
 class LostNodesTest(unittest.TestCase):
     """An agent ends while a test waits: the test runs again, as the same attempt."""
 
@@ -416,6 +419,7 @@ class InterruptedTest(unittest.TestCase):
         self.assertTrue(ran.summary.interrupted)
         self.assertIn("test_a_waits", [test.id.method for test in ran.summary.unfinished])
 
+    @pytest.mark.slow
     def test_once(self):
         self.interrupt(1)
 
@@ -478,6 +482,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(hello.facts, facts_of_machine())
         self.assertEqual(hello.pid, self.agent.pid)
 
+    @pytest.mark.slow
     def test_the_stream_ends_while_a_test_runs(self):
         pids = self.start_waiting_unit()
         self.stream.close()
@@ -502,6 +507,7 @@ class StreamTest(unittest.TestCase):
         self.agent.terminate()
         wait_until_gone(self, pids, 2)
 
+    @pytest.mark.slow
     def test_garbage_while_a_test_runs(self):
         pids = self.start_waiting_unit()
         self.stream.sendall(b"\xff\xfe{}\n")
@@ -509,6 +515,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(self.agent.wait(), 1)
         self.assertIn("is not a message", self.errors.read_text())
 
+    @pytest.mark.slow
     def test_garbage_at_the_start(self):
         for garbage in (b"hello\n", b"{}\n", b'{"RunUnit": 3}\n', b"[]\n", b'{"PrepareNode": {"root": "/"}}\n'):
             with self.subTest(garbage=garbage):
@@ -517,6 +524,7 @@ class StreamTest(unittest.TestCase):
                 self.assertEqual(self.agent.wait(), 1)
                 self.assertIn("is not a message", self.errors.read_text())
 
+    @pytest.mark.slow
     def test_a_unit_of_a_file_that_is_not_there(self):
         """Not an error of the agent: the unit fails."""
         with Nodes("a") as nodes:

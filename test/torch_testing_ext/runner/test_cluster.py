@@ -7,6 +7,7 @@ import subprocess
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.processes import descendants
 from kit.ray_cluster import HAS_RAY, ClusterCase, RayCluster, ancestor
@@ -31,6 +32,7 @@ class T(unittest.TestCase):
 """
 
 
+@pytest.mark.slow
 @unittest.skipUnless(HAS_RAY, "Ray is not installed")
 class TestOnRay(ClusterCase):
     @classmethod
@@ -209,6 +211,7 @@ class TestWithoutCluster(ClusterCase):
         super().setUp()
         self.write("test/distributed/test_x.py", SUITE)
 
+    @pytest.mark.slow
     def test_contradictions(self):
         cases = {
             ("--fake-accelerators=2",): "--cluster and --fake-accelerators cannot be combined",

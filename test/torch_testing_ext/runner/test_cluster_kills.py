@@ -4,11 +4,14 @@ import os
 import signal
 import unittest
 
+import pytest
 from kit.files import subject
 from kit.processes import descendants
 from kit.ray_cluster import HAS_RAY, ClusterCase, RayCluster, command_line
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+
+pytestmark = pytest.mark.slow
 
 NODE = "127.0.0.5"  # the only one on which tests run; it joins for each run
 SUITE = """

@@ -5,6 +5,7 @@ import os
 import signal
 import unittest
 
+import pytest
 from kit.files import subject
 from kit.processes import heed_ctrl_c
 from kit.runs import RunsCase
@@ -31,6 +32,7 @@ class CommandLineCase(RunsCase):
         return [test["id"] for test in json.loads((self.root / "results.json").read_text())["tests"]]
 
 
+@pytest.mark.slow
 class RunAfterRunTest(CommandLineCase):
     BAD = ("test/distributed/test_a.py::ATest::test_bad", "test/distributed/test_b.py::BTest::test_bad")
 
@@ -90,6 +92,7 @@ class InterruptedTest(CommandLineCase):
                 out = self.finish(run, 2)
                 self.assertEqual(out.splitlines()[-1], "0 passed, 0 failed, 0 skipped")
 
+    @pytest.mark.slow
     def test_ctrl_c_is_ignored_in_the_background(self):
         """As nohup and shells start programs. The tests are not affected: they have the usual handlers."""
         self.write("test/distributed/test_handlers.py", HANDLERS)
@@ -114,6 +117,7 @@ class DevicesTest(CommandLineCase):
         self.assertEqual(out.splitlines()[-1], "10 passed, 0 failed, 1 skipped")
         self.assertIn("needs 4 devices, 3 available", out)
 
+    @pytest.mark.slow
     def test_ranks_that_say_nothing_of_devices(self):
         """They have one each, unless the run says otherwise: by an option, which the processes of tests follow."""
         source = "import os, pytest\n@pytest.mark.world_size(1)\n"

@@ -2,9 +2,12 @@
 
 import sys
 
+import pytest
 from kit.runs import RunsCase
 
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = """
 import threading

@@ -5,10 +5,13 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
 PLAIN = "import unittest\n\nclass T(unittest.TestCase):\n    def test(self): pass\n"

@@ -1,9 +1,12 @@
 """Nobody has made a group in the processes from which run_test.py forks ranks: gloo counts groups in C++."""
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = subject(__file__, "groups_of_ranks.py")
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from kit.processes import descendants, heed_ctrl_c, is_alive
 from kit.project import Project
 
@@ -93,6 +94,7 @@ class TestKilled(TestCase):
     def test_the_process_of_the_file(self):
         self.check(self.run_and_kill(2), "the process that watched it")
 
+    @pytest.mark.slow
     def test_the_preloaded_server(self):
         self.check(self.run_and_kill(3), "the process that watched it")
 
@@ -165,6 +167,7 @@ class T(unittest.TestCase):
         self.assertEqual(self.wait_until_gone(started, 2.0), [])
         self.assertEqual([path.name for path in self.temporary.iterdir() if "_run_" in path.name], [])
 
+    @pytest.mark.slow
     def test_ctrl_c_ends_running_tests_and_reports_the_rest(self):
         process, started = self.start(self.WAITS)
         process.send_signal(signal.SIGINT)
@@ -172,6 +175,7 @@ class T(unittest.TestCase):
         self.assertIn("{} True ['test_waits']", out, err)
         self.assertEqual([pid for pid in started if is_alive(pid)], [])
 
+    @pytest.mark.slow
     def test_sigterm_does_too_even_if_the_test_ignores_it(self):
         process, started = self.start(
             self.WAITS.replace("subprocess.Popen", "signal.signal(signal.SIGTERM, signal.SIG_IGN); subprocess.Popen")

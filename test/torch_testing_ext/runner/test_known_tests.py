@@ -4,6 +4,7 @@ import os
 import unittest
 from unittest import mock
 
+import pytest
 from kit.runs import RunsCase
 
 from torch_testing_ext._process import file_reads
@@ -43,6 +44,7 @@ class KnownTestsTest(RunsCase):
         out = self.finish(self.start("--list", *argv), 0, 1)
         return [line.rpartition("/")[2].split("  ")[0] for line in out.splitlines()[:-1]]
 
+    @pytest.mark.slow
     def test_a_project(self):
         everything = [f"test_{file}.py::OneTest::test_{test}" for file in "ab" for test in ("good", "bad")]
         everything.append("test_c.py::CTest::test_c")

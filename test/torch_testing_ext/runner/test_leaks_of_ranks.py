@@ -2,8 +2,11 @@
 
 import unittest
 
+import pytest
 from kit.files import subject
 from kit.runs import RunsCase
+
+pytestmark = pytest.mark.slow
 
 TESTS = subject(__file__, "leaks_of_ranks.py")
 

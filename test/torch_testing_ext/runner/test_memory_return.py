@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.invented import make_attempt, make_test
 from kit.project import EventRecorder, Project
@@ -220,6 +221,7 @@ class OutcomeTest(unittest.TestCase):
 TESTS = subject(__file__, "tests_on_devices.py")
 
 
+@pytest.mark.slow
 class QuarantineTest(unittest.TestCase):
     def test_the_run_goes_on_with_the_other_devices(self):
         project = Project()
@@ -285,6 +287,7 @@ class PeakTest(unittest.TestCase):
 PEAKS = subject(__file__, "peaks_of_ranks.py")
 
 
+@pytest.mark.slow
 class PeakInReportsTest(unittest.TestCase):
     """Ranks that say how much memory they have had: here a made-up amount, on a GPU what torch says."""
 

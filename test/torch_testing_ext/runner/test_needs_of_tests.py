@@ -5,6 +5,7 @@ import sys
 from unittest import TestCase, mock
 
 import needs_subject as cases
+import pytest
 from kit.project import Project
 
 from torch_testing_ext.common_utils import run_tests
@@ -71,6 +72,7 @@ class NeedsTest(TestCase):
             self.assertEqual(devices(cases.OnCPU), 0)
 
 
+@pytest.mark.slow
 class QueueTest(TestCase):
     def test_tests_that_need_none_see_none_and_do_not_wait_for_one(self):
         """Both run at the same time, although there is one device: each waits for the other."""

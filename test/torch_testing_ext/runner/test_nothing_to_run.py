@@ -7,10 +7,13 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from kit.junit import read_junit
 from kit.runs import ROOT, run_test
 
 from torch_testing_ext.runner.model import ExitCode
+
+pytestmark = pytest.mark.slow
 
 RUN_TEST = """
 import sys

@@ -6,6 +6,7 @@ import re
 import subprocess
 import unittest
 
+import pytest
 from kit.files import FolderCase
 from kit.invented import make_test
 from kit.processes import ROOT, clean_environ
@@ -14,6 +15,8 @@ from kit.warm import run_warm
 from torch_testing_ext._process import shell_words
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.selection import Selection
+
+pytestmark = pytest.mark.slow
 
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 FOLDERS = (

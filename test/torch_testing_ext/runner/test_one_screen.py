@@ -16,6 +16,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.runs import ROOT, RunsCase
 from kit.warm import run_warm
 
@@ -115,6 +116,7 @@ class OneScreenCase(RunsCase):
         return re.sub(r"  +\d+\.\d+ s  |\d+\.\d+ s", lambda found: "  # s  " if found[0][0] == " " else "# s", shown)
 
 
+@pytest.mark.slow
 class OneScreenTest(OneScreenCase):
     def test_four_ranks(self):
         output, failures = self.run_project("--html", "x.html", "--perfetto", "x.json")
@@ -193,6 +195,7 @@ class OtherPlacesTest(OneScreenCase):
         files = [invocation.case_of("test_same", f"tests/test_{number}.py").kept_as for number in (1, 2)]
         self.assertEqual(files, ["tests/test_1.py::test_same", "tests/test_2.py::test_same"])
 
+    @pytest.mark.slow
     def test_pytest_and_a_plain_file(self):
         """The printed commands run there, too."""
         path = os.pathsep.join([str(self.root), str(ROOT)])
@@ -215,6 +218,7 @@ class OtherPlacesTest(OneScreenCase):
                 self.assertIn(title, again.stdout)
 
 
+@pytest.mark.slow
 class ManyRanksTest(OneScreenCase):
     def test_many_ranks(self):
         for size in 8, 32:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 from kit.warm import run_warm
@@ -81,6 +82,7 @@ class PackagesCase(TestCase):
 
 
 class PackagesTest(PackagesCase):
+    @pytest.mark.slow
     def test_start_methods(self):
         self.package("pkg", "pkg/sub")
         member = self.subject("pkg/sub/test_member.py", "pkg.sub.test_member", above="..", value="above")
@@ -89,6 +91,7 @@ class PackagesTest(PackagesCase):
             with self.subTest(start=start), environ, Project.beside(self.project) as project:
                 self.assertEqual(project.run(member).outcomes, BOTH)
 
+    @pytest.mark.slow
     def test_a_new_interpreter_for_each_test(self):
         self.package("pkg")
         threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -101,6 +104,7 @@ class PackagesTest(PackagesCase):
             file = self.subject(f"{root}/tests/test_member.py", "tests.test_member", value=root)
             self.assertEqual(self.project.run(file).outcomes, BOTH)
 
+    @pytest.mark.slow
     def test_a_package_with_the_name_of_one_in_the_standard_library(self):
         self.package("test", "test/distributed")
         imported = "import test.distributed\nassert test.distributed.__path__ == [os.path.dirname(__file__)]\n"
@@ -119,6 +123,7 @@ class PackagesTest(PackagesCase):
         message = self.broken("json/test_relative.py", "from .beside import VALUE\n")
         self.assertRegex(message, r"imported as a program.* because the name json is taken by .*json/__init__\.py, so")
 
+    @pytest.mark.slow
     def test_a_root_with_another_torch(self):
         """As that of a checkout of PyTorch."""
         self.package("test")
@@ -178,6 +183,7 @@ class MainModuleTest(PackagesCase):
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_TESTING_EXT_START": start}
         return run_warm("-m", "pkg.test_main", cwd=self.folder, env=environ)
 
+    @pytest.mark.slow
     def test_python_m(self):
         """Ranks import the main module as a member of its package, too."""
         self.write_main(3)

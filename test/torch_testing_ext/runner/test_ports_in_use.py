@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.invented import make_test
 
@@ -60,6 +61,7 @@ class T(unittest.TestCase):
 FIRST_TIME = subject(__file__, "port_in_use_once.py")
 
 
+@pytest.mark.slow
 class RunTest(unittest.TestCase):
     def run_files(self, *words, **files):
         """Run these files at once; return the exit code, what was printed and the results."""

@@ -1,9 +1,12 @@
 """Modules that one unit imports are preloaded for the next units of its file, each in a process of its own."""
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = subject(__file__, "rare_imports.py")
 

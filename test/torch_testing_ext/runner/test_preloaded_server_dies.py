@@ -8,6 +8,7 @@ import sys
 import tempfile
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 
@@ -44,6 +45,7 @@ class PreloadedServerCase(TestCase):
         os.kill(self.project.preloaded_server._process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 class KilledByTestsTest(PreloadedServerCase):
     def test_more_often_than_once_for_each_of_many_tests(self):
         source = KILLERS + "".join(
@@ -87,6 +89,7 @@ class KilledByTestsTest(PreloadedServerCase):
         self.assertRegex(ran[bad].said, "was killed by SIGKILL .*during the import")
 
 
+@pytest.mark.slow
 class WhileFilesAreImportedTest(PreloadedServerCase):
     def test_files_that_die_with_the_preloaded_server_are_imported_again(self):
         """The preloaded server dies as soon as two files are being imported: each waits until the other is, too."""
@@ -131,6 +134,7 @@ class WhileFilesAreImportedTest(PreloadedServerCase):
             self.assertRegex(ran[name].said, "(?s)could not be imported again: .*only once")
 
 
+@pytest.mark.slow
 class NotStartedAgainTest(TestCase):
     def setUp(self):
         super().setUp()
@@ -210,6 +214,7 @@ class RefusedTest(PreloadedServerCase):
         ):
             file_processes.FileProcesses(self.project.root).__enter__()
 
+    @pytest.mark.slow
     def test_the_preloaded_server(self):
         self.project = super().make_project()  # it is of no use to others afterwards
         with mock.patch.object(subprocess, "Popen", side_effect=BlockingIOError(errno.EAGAIN, "no more processes")):

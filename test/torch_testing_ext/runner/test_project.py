@@ -12,6 +12,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from kit.browser import Browser, needs_chromium
 from kit.junit import read_junit
 from kit.runs import FinishedRun, run_test
@@ -170,6 +171,7 @@ class ModelTest(unittest.TestCase):
             for (_, end), (begin, _) in itertools.pairwise(spans):
                 self.assertLessEqual(end, begin, f"two units at a time on lane {lane}")
 
+    @pytest.mark.slow
     @needs_chromium
     def test_html(self):
         with Browser() as browser:
@@ -241,6 +243,7 @@ class OtherRunsTest(unittest.TestCase):
     def run_test(self, *arguments):
         return run_test(self.folder, *arguments)
 
+    @pytest.mark.slow
     def test_exit_codes(self):
         table = (
             (("test_sinple.py",), 4),
@@ -255,6 +258,7 @@ class OtherRunsTest(unittest.TestCase):
                 if code != 4:
                     self.assertRegex(run.console.splitlines()[-1], r"^0 passed, 0 failed, \d skipped$")
 
+    @pytest.mark.slow
     def test_the_list_agrees_with_what_runs(self):
         found = json.loads(self.run_test("--list=json").console)
         names = {one["id"] for one in found["tests"]} | {one["id"] for one in found["broken"]}

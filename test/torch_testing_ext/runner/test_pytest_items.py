@@ -15,6 +15,8 @@ from pytest_items_project import FILES
 
 from torch_testing_ext.runner.model import ExitCode
 
+pytestmark = pytest.mark.slow
+
 FAILURE, ERROR, PASSED, SKIPPED = "failed", "error", "passed", "skipped"
 # pytest has subtests since 9.
 SUBTESTS = (FAILURE, "assert 1 != 1") if hasattr(pytest, "Subtests") else (ERROR, "fixture 'subtests' not found")

@@ -13,6 +13,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from kit.files import subject
 from kit.junit import read_junit
@@ -102,6 +103,7 @@ class DevicesTest(unittest.TestCase):
                 self.assertEqual(describe_devices(replace(inventory, facts=facts)), expected)
 
 
+@pytest.mark.slow
 class RunTest(unittest.TestCase):
     def test_all_reports_have_it(self):
         with tempfile.TemporaryDirectory() as name:

@@ -8,6 +8,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.runs import RunsCase
 from kit.with_accelerators import environ_of_accelerators
 
@@ -102,6 +103,7 @@ class LeasesCase(RunsCase):
 
 
 class ConcurrentRunsTest(LeasesCase):
+    @pytest.mark.slow
     def test_many_runs_that_need_several_devices(self):
         runs = []
         for number, devices in enumerate((1, 2, 3, 2)):
@@ -122,6 +124,7 @@ class ConcurrentRunsTest(LeasesCase):
         self.finish(first, 0)
         self.finish(second, 0)
 
+    @pytest.mark.slow
     def test_a_waiting_run_can_be_interrupted(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", PASSES)
@@ -132,6 +135,7 @@ class ConcurrentRunsTest(LeasesCase):
         self.let_go()
         self.finish(first, 0)
 
+    @pytest.mark.slow
     def test_tests_that_need_no_device_do_not_wait(self):
         first = self.start_holding()
         self.write("test/distributed/test_second.py", NEEDS_NONE)
@@ -139,6 +143,7 @@ class ConcurrentRunsTest(LeasesCase):
         self.let_go()
         self.finish(first, 0)
 
+    @pytest.mark.slow
     def test_switched_off(self):
         """Then `spawn` in a test does not wait, either."""
         first = self.start_holding()
@@ -148,6 +153,7 @@ class ConcurrentRunsTest(LeasesCase):
         self.let_go()
         self.finish(first, 0)
 
+    @pytest.mark.slow
     def test_a_run_inside_a_test_uses_the_devices_of_the_test(self):
         self.write("test/distributed/test_second.py", PASSES)
         self.write(
@@ -163,6 +169,7 @@ class ConcurrentRunsTest(LeasesCase):
         )
         self.finish(self.start("--timeout=120", FILE), 0)
 
+    @pytest.mark.slow
     def test_a_killed_run_frees_its_devices_when_nothing_uses_them(self):
         first = self.start_holding()
         first.kill()

@@ -5,12 +5,15 @@ import signal
 import stat
 import time
 
+import pytest
 from kit.processes import is_alive
 from kit.runs import RunsCase
 from kit.slurm import HANGS
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster.slurm import cpus_of_nodes, gpus_of_nodes
+
+pytestmark = pytest.mark.slow
 
 # The task gets the name of its node; everything after the options is its command.
 SRUN = """#!/bin/sh

@@ -6,6 +6,7 @@ No test that runs without devices skips with some, and none on the CPU holds a d
 import sys
 import unittest
 
+import pytest
 from kit.processes import ROOT
 from kit.with_accelerators import in_a_fork
 
@@ -14,6 +15,7 @@ import suites_by_devices
 from suites_by_devices import BACKEND, KIND, MACHINES, Place
 
 
+@pytest.mark.slow
 class TestSuites(unittest.TestCase):
     @in_a_fork
     def test_the_table(self):

@@ -6,6 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes.file_processes import WarmUp, warm_up_for
 
@@ -89,6 +91,7 @@ class WarmUpTest(TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return (self.root / "loaded").read_text().split()
 
+    @pytest.mark.slow
     def test_what_a_test_finds(self):
         self.assertEqual(self.loaded(""), [])
         self.assertEqual(self.loaded("# DTensor"), ["torch.distributed.tensor", "torch._dynamo"])

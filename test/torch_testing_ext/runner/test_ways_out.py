@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 
+import pytest
 from kit.junit import read_junit
 from kit.processes import clean_environ
 from kit.runs import REPORTS, RunsCase
@@ -68,6 +69,7 @@ class SignalsTest(WaysOutCase):
             self.assertIn(name, (self.root / "x.html").read_text())
         self.assertIsNotNone(cases["the whole run"].find("error"))
 
+    @pytest.mark.slow
     def test_signals(self):
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             with self.subTest(number):
@@ -77,6 +79,7 @@ class SignalsTest(WaysOutCase):
                 for name in ("fifo", "x.xml", "x.html", "trace.json", "results.json"):
                     (self.root / name).unlink()
 
+    @pytest.mark.slow
     def test_sighup_stays_ignored_under_nohup(self):
         run = self.start_and_wait(before=("nohup",))
         run.send_signal(signal.SIGHUP)
@@ -110,6 +113,7 @@ class SignalsTest(WaysOutCase):
         found = self.results()
         self.assertEqual(len(found["tests"]) + len(found["unfinished"]), 3, out)
 
+    @pytest.mark.slow
     def test_sigkill_and_then_report(self):
         run = self.start_and_wait()
         run.kill()
@@ -156,12 +160,14 @@ class ReportTest(WaysOutCase):
         )
         self.assertFalse(self.results()["interrupted"])
 
+    @pytest.mark.slow
     def test_the_reports_are_those_of_the_run(self):
         self.run_once("--results", "first.json", "--repeat", "2", "--retries", "1", "--flaky", "fail")
         self.finish(self.start("report", "--results", "second.json"), 1)
         first, second = (json.loads((self.root / name).read_text()) for name in ("first.json", "second.json"))
         self.assertEqual(first, second)
 
+    @pytest.mark.slow
     def test_torn_and_damaged(self):
         self.run_once("-j1")
         (journal,) = self.journals()
@@ -198,6 +204,7 @@ class ReportTest(WaysOutCase):
                 self.finish(self.start(*words), 4)
                 self.assertIn(said, self.stderr)
 
+    @pytest.mark.slow
     def test_another_place_and_no_place(self):
         self.run_once("-ojournal=kept/all.jsonl")
         self.assertEqual(self.journals(), [])
@@ -252,6 +259,7 @@ engine.Engine.test_began = test_began
         self.assertEqual(len(self.results()["unfinished"]), 2)
         self.finish(self.start("report"), 3)
 
+    @pytest.mark.slow
     def test_in_one_report(self):
         self.write(FILE, SIMPLE)
         reports = (
@@ -322,6 +330,7 @@ class StreamsTest(WaysOutCase):
         for name in ("x.xml", "x.html", "trace.json", "results.json"):
             (self.root / name).unlink()
 
+    @pytest.mark.slow
     def test_closed_at_the_start(self):
         self.write(FILE, SIMPLE)
         self.check(self.start(*REPORTS, before=["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]))
@@ -330,6 +339,7 @@ class StreamsTest(WaysOutCase):
                 self.break_by(f"import os\nfor name, fd in {closed}.items(): os.close(fd); setattr(sys, name, None)")
                 self.check(self.start(*REPORTS))
 
+    @pytest.mark.slow
     def test_full(self):
         self.write(FILE, SIMPLE)
         with open("/dev/full", "w") as full:
@@ -373,6 +383,7 @@ def may_mount():
     return sys.platform == "linux" and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @unittest.skipUnless(may_mount(), "mounts a file system of its own, which takes root")
 class FullTemporaryFolderTest(WaysOutCase):
     """A file system for temporary files that is full, of bytes or of files."""

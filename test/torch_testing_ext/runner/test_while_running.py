@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.processes import heed_ctrl_c
 from kit.project import Project
@@ -139,6 +140,7 @@ class DeadlineTest(TestCase):
             self.assertEqual(end.called, not has_ended)
 
 
+@pytest.mark.slow
 class TestKey(TestCase):
     def test_t_prints_the_status(self):
         fifo = PROJECT.root / "waits"
@@ -220,6 +222,7 @@ class TestRanks(TestCase):
         self.assertEqual(ran["test_passes"].test.world_size, 2)
 
 
+@pytest.mark.slow
 class TestKeptLogs(RunsCase):
     def test_those_of_an_earlier_run_are_not_shown(self):
         self.write("test_it.py", HANGS.replace("time.sleep(600)", "raise ValueError"))

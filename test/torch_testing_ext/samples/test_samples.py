@@ -8,8 +8,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SAMPLES = sorted(Path(__file__).parent.glob("sample_*.py"))
 THEIRS, OURS = "torch.testing._internal", "torch_testing_ext"

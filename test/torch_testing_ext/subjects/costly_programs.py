@@ -1,20 +1,15 @@
-"""Tests that cost CPU: themselves, in children, and in processes that have lost their parents."""
+"""Tests that cost CPU: themselves, in children, in processes that have lost their parents, and by what they share."""
 
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import pytest
+import types
+import unittest
 
 # Computes for some seconds.
 BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
-
-
-def burn(seconds, wait=True):
-    child = subprocess.Popen([sys.executable, "-c", BURN.format(seconds)])
-    return child.wait() if wait else child
+# Prints when it has computed, and stays.
+STAYS = "print(flush=True); time.sleep(600)"
 
 
 def test_nothing():
@@ -22,54 +17,61 @@ def test_nothing():
 
 
 def test_itself():
-    exec(BURN.format(0.3))
+    exec(BURN.format(0.4))
 
 
 def test_child():
-    burn(0.3)
+    subprocess.run([sys.executable, "-c", BURN.format(0.4)])
 
 
 def test_waits():
-    time.sleep(0.5)
+    time.sleep(0.6)
 
 
 def test_orphan():
-    # Its parent ends, so that nobody of ours reaps it.
+    """The process between ends, so that nobody of ours reaps the one that computes."""
+    code = "import os, sys\nif os.fork(): os._exit(0)\nsys.stdin.readline()\n"
     global orphan
-    code = (
-        """import os, sys, time
-if os.fork(): os._exit(0)
-print(os.getpid(), flush=True)
-os.close(1)
-sys.stdin.read()
-""".strip()
-        + chr(10)
-        + BURN.format(0.3)
-        + "time.sleep(60)"
-    )
-    orphan = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    orphan.pid_of_grandchild = int(orphan.stdout.readline())
-    orphan.wait()
+    command = [sys.executable, "-c", f"print(flush=True)\n{code}{BURN.format(0.4)}{STAYS}"]
+    orphan = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    orphan.stdout.readline()
 
 
 def test_orphan_computes():
+    orphan.stdin.write(b"\n")
+    orphan.stdin.flush()
+    orphan.stdout.readline()
+
+
+def test_starts_a_server():
+    global server
+    server = subprocess.Popen([sys.executable, "-c", BURN.format(0.4) + STAYS], stdout=subprocess.PIPE)
+    server.stdout.readline()
+
+
+def test_imports():
+    """The first of a process that imports large packages."""
+    sys.modules.update((name, types.ModuleType(name)) for name in map("of_a_large_package_{}".format, range(30)))
+    exec(BURN.format(0.4))
+
+
+class SharingTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        exec(BURN.format(0.9))
+
+    def test_a(self):
+        pass
+
+    def test_b(self):
+        pass
+
+    def test_c(self):
+        pass
+
+
+def test_end():
+    server.kill()
+    server.wait()
     orphan.stdin.close()
-    stat = Path(f"/proc/{orphan.pid_of_grandchild}/stat")
-    while sum(map(int, stat.read_text().rpartition(")")[2].split()[11:13])) < 28:
-        time.sleep(0.05)
-
-
-def test_orphan_ends():
-    os.kill(orphan.pid_of_grandchild, 9)
-    # A process further up may adopt it and never reap it.
-    stat = Path(f"/proc/{orphan.pid_of_grandchild}/stat")
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.05)
-
-
-def test_skips():
-    pytest.skip("no")
-
-
-def test_fails():
-    raise AssertionError
+    orphan.stdout.close()

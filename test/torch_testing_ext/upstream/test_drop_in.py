@@ -8,6 +8,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.processes import clean_environ, run_python
 from kit.warm import run_warm
@@ -45,6 +46,7 @@ class DropInTest(TestCase):
         self.assertEqual(done.returncode, code, output)
         return output
 
+    @pytest.mark.slow
     def test_stand_ins(self) -> None:
         done = run_python(self.file(STAND_INS))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -55,6 +57,7 @@ class DropInTest(TestCase):
         done = self.run_program(self.file(PACKAGE), *(["before"] if before else []))
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    @pytest.mark.slow
     def test_modules_imported_before(self) -> None:
         done = self.run_program(self.file(ALREADY_IMPORTED))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -80,6 +83,7 @@ class DropInTest(TestCase):
         self.assertIn("All names that were used are ours.", output)
         self.assertNotIn("started as new interpreters", output)
 
+    @pytest.mark.slow
     def test_a_failure_shows_the_command_to_run_it_again(self) -> None:
         """The command also serves to run each test in an interpreter of its own."""
         output = self.run_file(self.file(IN_RANKS), "--subprocess", "RanksTest.test_fails", code=1)

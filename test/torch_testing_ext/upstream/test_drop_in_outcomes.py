@@ -7,9 +7,12 @@ import xml.etree.ElementTree as ElementTree
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from kit.processes import run_python
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = Path(__file__).with_name("drop_in_subject.py")
 STRICTER = "ProcessesTest.test_one_rank_exits"

@@ -19,8 +19,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import torch_testing_ext
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]

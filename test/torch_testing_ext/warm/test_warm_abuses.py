@@ -18,6 +18,7 @@ import venv
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.processes import ROOT
 from kit.warm_runs import WarmBench
 
@@ -242,6 +243,7 @@ class AbusesTest(unittest.TestCase):
             process.stderr.close()  # type: ignore[union-attr]
         self.assertEqual(ends[0], ends[1])
 
+    @pytest.mark.slow
     def test_twenty_at_once(self) -> None:
         """While nobody has started a server yet: one starts it, and the others wait for that."""
         running = [self.bench.start("-c", f"import torch; print({n})") for n in range(20)]

@@ -17,6 +17,7 @@ import unittest
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
 from kit.files import subject
 from kit.warm_runs import WarmBench, settle
 
@@ -99,11 +100,13 @@ class WarmTestCase(unittest.TestCase):
 class WithTorchTest(WarmTestCase):
     torch = True
 
+    @pytest.mark.slow
     def test_code(self) -> None:
         for name, code in _SAME.items():
             with self.subTest(name):
                 self.assert_same("-c", code, "a", "b c", input="typed")
 
+    @pytest.mark.slow
     def test_modules_that_a_stage_has_imported(self) -> None:
         self.bench.write("test_s.py", "import torch\n\n\ndef test_s():\n    assert torch.nn is None\n")
         self.assert_same("-m", "pytest", "-q", "-W", "ignore", "test_s.py")
@@ -180,6 +183,7 @@ class SameAsColdTest(WarmTestCase):
         with open("/dev/full", "w") as full:
             self.assert_same("-c", "print('x')", capture_output=False, stdout=full, stderr=subprocess.DEVNULL)
 
+    @pytest.mark.slow
     def test_plugins_of_pytest(self) -> None:
         """One that does much when it is imported, with options that load others, or none."""
         self.bench.write("conftest.py", _CONFTEST)

@@ -16,8 +16,11 @@ import unittest
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.warm_runs import WarmBench, settle
+
+pytestmark = pytest.mark.slow
 
 _PROGRAM = subject(__file__, "edited_program.py")
 _LEAF = "import json\n\nwith open(f'{__file__[:-7]}data.json') as file:\n    DATA = json.load(file)\n"

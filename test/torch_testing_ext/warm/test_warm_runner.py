@@ -7,7 +7,10 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.warm_runs import WarmBench
+
+pytestmark = pytest.mark.slow
 
 _TEST = """
 import torch

@@ -15,8 +15,11 @@ import time
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.processes import wait_until_gone
 from kit.warm_runs import WarmBench
+
+pytestmark = pytest.mark.slow
 
 TESTS = """
 import os, signal, unittest

@@ -13,6 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ, end, run_python
 from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
@@ -20,6 +21,8 @@ from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext.common_utils import run_tests
+
+pytestmark = pytest.mark.slow
 
 README = ROOT / "README.md"
 OPTIONS = ("--fake-accelerators", "4")

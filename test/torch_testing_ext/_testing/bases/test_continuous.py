@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from continuous_subject import (
@@ -167,6 +168,7 @@ class TestRanks(TestCase):
         for first, second in ran.told:
             self.assertNotEqual(first[0], second[0])
 
+    @pytest.mark.slow
     def test_a_forked_child_takes_no_task(self) -> None:
         ran = run_class(Things, "forks_a_child_that_returns", *["tells_pids"] * 5)
         for pids in ran.told:
@@ -208,6 +210,7 @@ class TestRanks(TestCase):
             self.assertFalse(dist.is_initialized())
             self.assertFalse(os.path.exists(Things.rdvz_file or ""))
 
+    @pytest.mark.slow
     def test_spawned(self) -> None:
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
             ran = run_class(OtherForms, "tells_pids", "fails_as_expected")
@@ -263,6 +266,7 @@ class TestClasses(TestCase):
         for cls in (Isolated, OtherForms, Things):
             self.assertEqual(run_class(cls, "passes").tests["passes"], ("passed", ""))
 
+    @pytest.mark.slow
     def test_a_subclass_while_the_class_has_ranks(self) -> None:
         """Their tests may run in any order."""
         for cls in (Things, Isolated, Things):

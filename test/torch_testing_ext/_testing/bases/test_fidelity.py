@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from kit.processes import ROOT, run_python
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SUBJECT = """
 import os

@@ -9,9 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 # A program of its own: in a process of pytest, other files may have made groups.
 PROGRAM = subject(__file__, "first_groups.py")

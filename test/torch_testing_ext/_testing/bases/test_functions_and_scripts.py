@@ -13,6 +13,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.files import subject, write
@@ -73,6 +74,7 @@ class SpawnTest(TestCase):
         spawn(lambda rank: [results.put(rank) for _ in range(1000)], 2)
         self.assertEqual(sum(results.get(timeout=10) for _ in range(2000)), 1000)
 
+    @pytest.mark.slow
     def test_failures(self):
         ways = {
             "rank 1 of 2 failed": fail,
@@ -128,6 +130,7 @@ class SpawnTest(TestCase):
             with self.assertRaisesRegex(RuntimeError, "cannot be sent the arguments"):
                 spawn(end_in, 2, mock.Mock())
 
+    @pytest.mark.slow
     def test_new_interpreters_get_objects_of_the_main_module(self):
         with tempfile.TemporaryDirectory() as directory:
             write(Path(directory), "sized.py", SIZED)
@@ -178,6 +181,7 @@ class RunScriptTest(TestCase):
         with self.assertRaisesRegex(RuntimeError, "rank 1"):
             run_script(self.script, "sleep", world_size=2, timeout=2)
 
+    @pytest.mark.slow
     def test_under_torchrun(self):
         run, _ = printed(run_script, self.script, world_size=2, env={"ADDED": "yes"}, launcher="torchrun")
         self.assertEqual(run.outputs[0].count("sum 21 yes\n"), 2)

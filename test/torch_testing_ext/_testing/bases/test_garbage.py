@@ -6,9 +6,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = subject(__file__, "frozen_garbage.py")
 

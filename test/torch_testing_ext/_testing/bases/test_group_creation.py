@@ -7,6 +7,7 @@ import threading
 import unittest
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.processes import is_alive
@@ -110,6 +111,7 @@ class TestSlowPeer(TestCase):
 
 
 class TestOutcomes(TestCase):
+    @pytest.mark.slow
     def test_all_skip(self):
         for kind in (FourRanks, InFull):
             for method in ("skips", "skips_after_destroying", "destroyed_and_created_again"):
@@ -117,6 +119,7 @@ class TestOutcomes(TestCase):
                     for _ in range(3):
                         self.assertEqual(outcome_of(kind(method)), ("skipped", "all of them"))
 
+    @pytest.mark.slow
     def test_all_pass(self):
         for kind in (FourRanks, InFull):
             for _ in range(3):

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy
+import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
@@ -172,6 +173,7 @@ class TestAround(TestCase):
             file.seek(0)
             self.assertEqual(file.read(), b"")
 
+    @pytest.mark.slow
     def test_output_is_shown_on_request(self):
         with tempfile.TemporaryFile() as file, mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="1"):
             # The fork server keeps the stderr that this process had when it forked: hence a new process.
@@ -372,6 +374,7 @@ class OtherBackend(Leaving):
 
 
 class TestLeaving(TestCase):
+    @pytest.mark.slow
     def test_group_at_the_end(self):
         table = [
             # calls of destroy_process_group, and is there a group after the test

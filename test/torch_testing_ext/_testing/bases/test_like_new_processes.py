@@ -12,6 +12,7 @@ import types
 from typing import ClassVar
 from unittest import mock
 
+import pytest
 import torch
 from kit.files import subject
 from kit.outcomes import outcome_of
@@ -287,6 +288,7 @@ class TestExpectedImports(TestCase):
             stderr.seek(0)
             self.assertIn("importing no_such_module failed: ModuleNotFoundError: No module named", stderr.read())
 
+    @pytest.mark.slow
     def test_ranks_of_a_plain_test_import_nothing_themselves(self):
         """An import costs every rank of every test; this one has the file and the class in no file at all."""
         done = subprocess.run([sys.executable, "-"], input=IMPORTS_OF_RANKS, capture_output=True, text=True)

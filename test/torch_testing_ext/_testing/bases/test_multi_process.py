@@ -149,6 +149,7 @@ class TestWorldSize(TestCase):
         kind = type("Sized", (Things,), {"world_size": world_size, "passes": lambda self: self.tell(self.world_size)})
         return kind("passes")
 
+    @pytest.mark.slow
     def test_forms(self):
         for given in (1, 3, "3", property(lambda self: 3), property(lambda self: "2")):
             with self.subTest(given=given):
@@ -221,6 +222,7 @@ class TestOutcomes(TestCase):
             self.assertEqual(self.check("is_skipped", "skipped"), "never")
         launch.assert_not_called()
 
+    @pytest.mark.slow
     def test_every_skip_code(self):
         codes = sorted({skip.exit_code for skip in TEST_SKIPS.values()})
         self.assertEqual(codes, list(range(72, 90)))
@@ -293,6 +295,7 @@ class Codes(Ranks):
 
 
 class TestReturnCodes(TestCase):
+    @pytest.mark.slow
     def test_table(self):
         abort = -signal.SIGABRT
         table = [

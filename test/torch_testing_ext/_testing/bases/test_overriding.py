@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
@@ -283,6 +284,7 @@ class TestProcesses(TestCase):
         self.assertEqual(outcome_of(Joins("exits_with_3")), ("passed", ""))
         self.assertRegex(outcome_and_told(Joins("passes"))[0].message, "Expected 3 but got 0")
 
+    @pytest.mark.slow
     def test_processes_are_started_by_an_override(self):
         seen, told = outcome_and_told(Starts("passes"))
         self.assertEqual((seen.outcome, told), ("passed", ["ran", "ran"]), seen.message)

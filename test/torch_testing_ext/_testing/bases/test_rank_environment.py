@@ -9,6 +9,7 @@ import sys
 import unittest
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 from kit.ranks import OnCpu
 
@@ -43,12 +44,14 @@ class TestEnvironment(MultiProcessTestCase):
         dist.all_gather_object(everyone, [os.environ[name] for name in NAMES[2:]])
         self.assertEqual(everyone[0], everyone[1])
 
+    @pytest.mark.slow
     def test_a_process_that_a_rank_starts_is_not_taken_for_a_rank(self):
         """No GPU is involved."""
         code = "from torch_testing_ext._testing.bases import launched_ranks; print(launched_ranks.this_launch())"
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         self.assertEqual("None", run.stdout.strip(), run.stderr)
 
+    @pytest.mark.slow
     def test_a_launcher_in_a_rank_is_seen(self):
         """No GPU is involved."""
         code = "from torch_testing_ext._testing.bases import launched_ranks; print(launched_ranks.this_launch().rank)"

@@ -14,6 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.processes import run_python
 
@@ -75,6 +76,7 @@ class ScriptTestCase(TestCase):
 
 
 class TestOutcomes(ScriptTestCase):
+    @pytest.mark.slow
     def test_success(self):
         done = self.run_interpreter("-v")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -132,6 +134,7 @@ class TestOutcomes(ScriptTestCase):
 ENDS = subject(__file__, "run_tests_ends.py")
 
 
+@pytest.mark.slow
 class TestLeftOut(ScriptTestCase):
     """Tests that unittest does not run are no part of an OK."""
 
@@ -224,6 +227,7 @@ class TestEarlyEnds(ScriptTestCase):
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("the tests that follow were not run", done.stderr)
 
+    @pytest.mark.slow
     def test_at_exit(self):
         done = self.run_interpreter("exit", "atexit")
         self.assertEqual(done.returncode, 1, done.stderr)
@@ -234,6 +238,7 @@ class TestEarlyEnds(ScriptTestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotIn("os._exit()", done.stderr)
 
+    @pytest.mark.slow
     def test_each_in_a_process_of_its_own(self):
         """Also where SIGCHLD is ignored, and exit codes of children are lost."""
         self.write(ENDS.replace("WHERE, HOW = sys.argv.pop(), sys.argv.pop()", "WHERE, HOW = 'test_a', 'exit'"))
@@ -247,6 +252,7 @@ class TestEarlyEnds(ScriptTestCase):
         self.assertIn("Ran 2 tests, each in a process of its own: 1 failed.", done.stderr)
 
 
+@pytest.mark.slow
 class TestNamesOfTheLibrary(ScriptTestCase):
     def test_files_beside_the_test_that_plain_tests_survive(self):
         """Files beside the test have names of the library: all that torch and unittest leave alone, or only import.
@@ -259,6 +265,7 @@ class TestNamesOfTheLibrary(ScriptTestCase):
         self.assertIn("Ran 1 test", done.stderr)
 
 
+@pytest.mark.slow
 class TestStreams(ScriptTestCase):
     def test_a_test_may_leave_broken_streams(self):
         for run, source in (
@@ -312,6 +319,7 @@ class TestOptions(ScriptTestCase):
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stderr.count("FAIL: test_fails"), 1)
 
+    @pytest.mark.slow
     def test_subprocess(self):
         done = self.run_script("--subprocess", "-k", "fine", "-k", "test_fails", "-v", BAD="1")
         self.assertEqual(done.returncode, 1, done.stderr)

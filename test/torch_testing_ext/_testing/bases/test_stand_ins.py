@@ -7,6 +7,7 @@ import os
 import unittest
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -62,6 +63,7 @@ def add(rank: int, more: int, offset: int = 0) -> Any:
 
 
 class StandInsTest(unittest.TestCase):
+    @pytest.mark.slow
     def test_each_passes_and_fails(self) -> None:
         rows: dict[str, Any] = {
             "spawn": lambda right: spawn(lambda rank: add_up(right), 2, backend="gloo"),

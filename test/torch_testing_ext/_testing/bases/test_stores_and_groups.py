@@ -8,6 +8,7 @@ import unittest
 from datetime import timedelta
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
@@ -145,6 +146,7 @@ class Sparse(Ranks):
 
 
 class TestSparse(TestCase):
+    @pytest.mark.slow
     def test_against_gloo(self):
         for method in ("sums", "sums_of_two_each"):
             self.assertEqual(outcome_of(Sparse(method)), ("passed", ""))

@@ -5,6 +5,7 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import pytest
 import world_tests_subject as subject
 from kit.outcomes import outcome_of
 
@@ -71,6 +72,7 @@ class TestsInWorldsTest(unittest.TestCase):
         self.assertPasses(4, subject.FourRanks, "test_uneven")
         self.assertFinds(5, "test_uneven", "ranks 0, 1 call all_gather_into_tensor [3] float32")
 
+    @pytest.mark.slow
     def test_other_classes(self):
         for cls, name in (
             (subject.Continuous, "test_sum"),

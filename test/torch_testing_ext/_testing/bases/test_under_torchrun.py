@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from kit.files import subject
 from kit.processes import wait_until_gone
 
@@ -60,6 +61,7 @@ class EndTest(unittest.TestCase):
         self.assertEqual(wait_until_gone(left, 10), [])
 
 
+@pytest.mark.slow
 class UnderTorchrunTest(unittest.TestCase):
     def run_script(self, source, *args, sanitize=""):
         with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,7 @@ import unittest.mock
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import world_programs as programs
@@ -151,6 +152,7 @@ class PlantedFaultsTest(WorldCase):
 
 
 class SoundTest(TestCase):
+    @pytest.mark.slow
     def test_collectives_in_two_dimensions(self):
         world = check_world(programs.step_in_two_dimensions, 64)
         self.assertEqual(world.classes, [list(range(64))])
@@ -198,6 +200,7 @@ class SoundTest(TestCase):
         self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
 
 
+@pytest.mark.slow
 class LargeSoundTest(TestCase):
     """The same, on 64 ranks."""
 
@@ -345,6 +348,7 @@ class RefusedTest(WorldCase):
         os.close(write)
         self.assertEqual(os.read(read, 1), b"", "all that had the other end have ended")
 
+    @pytest.mark.slow
     def test_a_world_that_is_killed(self):
         read, write = os.pipe()
         self.addCleanup(os.close, read)
@@ -386,6 +390,7 @@ class SameAsInRealityTest(TestCase):
         self.assertIs(type(of_ranks), type(of_world), of_ranks)
         return None if of_world is None else type(of_world)
 
+    @pytest.mark.slow
     def test_sound_programs(self):
         for function, size in ((programs.ring, 3), (programs.experts_without_tokens, 4), (programs.ddp, 2)):
             self.assertIsNone(self.same(function, size), function.__name__)
@@ -491,6 +496,7 @@ class SchedulesTest(TestCase):
             self.assertTrue(simulated(order, rank_of), name)
             self.assertTrue(is_sound(order, rank_of), name)
 
+    @pytest.mark.slow
     def test_broken_ones(self):
         numbers = random.Random(0)
         known = list(orders())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -167,6 +168,7 @@ class RandomProgramsTest(Case):
         self.assertIs(self.of_number(6, "group"), RankError)
 
 
+@pytest.mark.slow
 class ManyRandomProgramsTest(Case):
     def test_forty(self):
         verdicts = [self.of_number(number, (None, *FAULTS)[number % 7]) for number in range(100, 142)]
@@ -174,6 +176,7 @@ class ManyRandomProgramsTest(Case):
             self.assertGreaterEqual(verdicts.count(verdict), 5)
 
 
+@pytest.mark.slow
 class SuitesTest(Case):
     """The programs of the property suites, all of which are sound as they are."""
 

@@ -8,6 +8,7 @@ import unittest
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from kit.processes import output_of_python
@@ -36,6 +37,7 @@ PLACED = {"shard", "shard far", "replicate", "partial"}
 KNOWS_PLACEMENTS = hasattr(torch.testing._comparison, "_unwrap_dtensor_for_comparison")
 
 
+@pytest.mark.slow
 class TestAgainstPyTorch(TestCase):
     def test_same_outcome_for_values_of_every_kind(self):
         """By equivalence classes, which `equality_cases.py` describes."""

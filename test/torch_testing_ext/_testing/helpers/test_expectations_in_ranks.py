@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.processes import clean_environ
 from kit.warm import run_warm
@@ -36,6 +37,7 @@ class TestAccept(TestCase):
         expected = {each.name: each.read_text() for each in (file.parent / "expect").iterdir()}
         self.assertEqual(expected, {"Subject.test_a.expect": "in a\nfile", "Subject.test_d-d.expect": "value 0"})
 
+    @pytest.mark.slow
     def test_source_is_rewritten_once_for_all_tests(self):
         file = self.write(disagree=False)
         refused = self.run_subject(file)
@@ -53,6 +55,7 @@ class TestAccept(TestCase):
         file = self.write(disagree=False)
         self.check_accepted(file, self.run_subject(file, "--accept"))
 
+    @pytest.mark.slow
     def test_under_pytest(self):
         file = self.write(disagree=False)
         arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
@@ -60,6 +63,7 @@ class TestAccept(TestCase):
         again = self.run_subject(*arguments)
         self.assertEqual(again.returncode, 0, again.stdout)
 
+    @pytest.mark.slow
     def test_spawned_ranks(self):
         file = self.write(disagree=False)
         ended = self.run_subject(file, "--accept", "Subject.test_a", TORCH_TESTING_EXT_START="spawn")

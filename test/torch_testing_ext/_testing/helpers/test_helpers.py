@@ -7,6 +7,7 @@ import unittest
 import warnings
 from unittest import mock
 
+import pytest
 import torch
 from kit.processes import output_of_python
 
@@ -150,6 +151,7 @@ class TestSmallHelpers(TestCase):
         for name in exported.keys() - {"__builtins__"}:
             self.assertIs(exported[name], getattr(common_utils, name))
 
+    @pytest.mark.slow
     def test_importing_changes_no_signal_handler(self):
         """In a new interpreter, however this one was started."""
         source = """if True:

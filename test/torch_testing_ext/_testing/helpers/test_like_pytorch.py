@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
+
+pytestmark = pytest.mark.slow
 
 PROBE = Path(__file__).with_name("kit_probe.py")
 OURS, THEIRS = "torch_testing_ext", "torch.testing._internal"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from kit.ranks import stays_true, wait_for
@@ -113,6 +114,7 @@ class SettingsTest(TestCase):
         for name in common_dtensor.__all__:
             getattr(common_dtensor, name)
 
+    @pytest.mark.slow
     def test_importing_is_cheap_and_touches_no_device(self) -> None:
         program = (
             "import sys, torch\n"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from kit.ranks import OneRank
 from torch import nn
@@ -101,6 +102,7 @@ class NamesTest(TestCase):
             _ = common_fsdp.DEVICE
         self.assertIs(common_fsdp.CUDAInitMode, common_fsdp.DEVICEInitMode)
 
+    @pytest.mark.slow
     def test_import_asks_for_no_device_and_compiles_nothing(self) -> None:
         code = (
             "import sys; from unittest import mock; from torch_testing_ext._machine import accelerators\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 from kit.ranks import OneRank
 from torch import nn
@@ -131,6 +132,7 @@ class DistributedModelTest(DTensorTestBase):
             torch.distributed.all_reduce(whole, group=ep.get_group())  # of the tokens of all ranks
         return whole
 
+    @pytest.mark.slow
     @with_comms
     @parametrize("seq", [True, False])
     @parametrize("experts", [0, 4])
@@ -146,6 +148,7 @@ class DistributedModelTest(DTensorTestBase):
         self.assertEqual(experts, {n: 2 for n, _ in spread.named_parameters() if ".experts." in n})
         self.assertNotEqual(experts, {})
 
+    @pytest.mark.slow
     @with_comms
     @parametrize("seq", [True, False])
     def test_expert_and_tensor_parallel(self, seq: bool) -> None:

@@ -3,7 +3,10 @@
 import json
 import unittest
 
+import pytest
 from kit.processes import output_of_python
+
+pytestmark = pytest.mark.slow
 
 # Needs an interpreter of its own: it imports the compiler after the mode has begun, as a test may.
 PROGRAM = """
