@@ -53,7 +53,7 @@ OTHERS_OPTIONS = {
     *("--details", "--amend"),
 }
 # Messages of others that a page explains.
-OTHERS_MESSAGES = {"fixture 'dist_env' not found", "bdb.BdbQuit"}
+OTHERS_MESSAGES = {"fixture 'dist_env' not found", "module 'fcntl' has no attribute ...", "bdb.BdbQuit"}
 # What users ask: the page below docs/ that answers, and the beginning of the line.
 ANSWERS = {
     "run one test on 3 ranks": (

@@ -20,7 +20,6 @@ from kit.sources import (
     cycles,
     fault_of_docstring,
     folder_of,
-    hideable_imports,
     imports_in,
     modules_below,
     poor_docstrings,
@@ -331,17 +330,6 @@ class TestNames(unittest.TestCase):
 
     def test_no_module_shadows_the_standard_library(self):
         self.assertEqual(shadowing_modules(MODULES, sys.stdlib_module_names), [])
-
-    @pytest.mark.slow
-    def test_functions_import_the_library_where_no_file_can_hide_it(self):
-        """What is imported at the top of a module is Python's own; in a function, it is below `own_imports`."""
-        found = {module: hideable_imports(text) for module, text in TEXTS.items()}
-        self.assertEqual({module: names for module, names in found.items() if names}, {})
-
-    def test_imports_that_a_file_can_hide_are_found(self):
-        source = "import a\nimport wave\ndef f():\n    import wave, a\n    import shutil\n"
-        source += "    from xml import sax\n    from . import y\n    with own_imports():\n        import chunk\n"
-        self.assertEqual(hideable_imports(source), ["wave", "xml"])
 
     def test_shared_names_are_found(self):
         sources = {

@@ -11,7 +11,6 @@ import tempfile
 import unittest
 import zipfile
 from email import message_from_bytes
-from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -121,32 +120,6 @@ class PackageTest(unittest.TestCase):
         for link in links:
             page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
             self.assertTrue(link.startswith("https://") and ((ROOT / page).exists() or page == link), link)
-
-    @pytest.mark.slow
-    def test_pytest_rewrites_nothing_and_nothing_stays(self):
-        """After an uninstallation, no module of ours can be imported, since no file is left where it was."""
-        with tempfile.TemporaryDirectory() as folder:
-            site, project = Path(folder, "site"), Path(folder, "project")
-            shutil.copytree(self.installed, site)
-            project.mkdir()
-            (project / "test_it.py").write_text(
-                "import pytest\nfrom torch_testing_ext.common_utils import TestCase\n"
-                "@pytest.mark.world_size(2)\ndef test_it(dist_env):\n    assert dist_env.world_size == 2\n"
-            )
-            environ = {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "", "PYTEST_ADDOPTS": ""}
-            done = python("-m", "pytest", "-q", cwd=project, **environ)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual([*site.glob("torch_testing_ext/**/*-pytest-*.pyc")], [])
-            for line in (site / self.facts.name / "RECORD").read_text().splitlines():
-                file = site / line.split(",")[0]
-                file.unlink()
-                if file.suffix == ".py":
-                    Path(cache_from_source(str(file))).unlink(missing_ok=True)
-            self.assertEqual(self.left(site / "torch_testing_ext"), set())
-
-    @staticmethod
-    def left(folder):
-        return {str(file) for file in folder.rglob("*") if file.is_file()}
 
     @pytest.mark.slow
     def test_a_project_that_is_not_ours(self):

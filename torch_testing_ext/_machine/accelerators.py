@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torch_testing_ext._process import ends, fork_safety, own_imports, system
+from torch_testing_ext._process import ends, fork_safety, system
 from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
 
@@ -428,9 +428,7 @@ def prepare_to_seed() -> None:
 
 def _numpy_random() -> Any:
     """numpy.random if NumPy is imported."""
-    # It imports `random` at the first use, and that, much of Python's library.
-    with own_imports():
-        return sys.modules["numpy"].random if "numpy" in sys.modules else None
+    return sys.modules["numpy"].random if "numpy" in sys.modules else None
 
 
 @contextlib.contextmanager

@@ -26,8 +26,6 @@ _OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/
 _NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OURS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
-# What hides modules from it changes no test.
-_OUR_FINDER = os.path.join(os.path.dirname(__file__), "__init__.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
 # Modules by which multiprocessing starts interpreters: it has no event for that.
 _SPAWNERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
@@ -111,8 +109,7 @@ class FileReads:
     def _listed(self, event: str, path: Any = None) -> None:
         if (name := path_of(path)) is not None:
             caller = sys._getframe(2).f_code.co_filename
-            if caller != _OUR_FINDER:
-                self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
+            self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
 
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from . import own_imports, system
+from . import system
 from .signals import unblock
 
 # Code that each of these interpreters runs before it imports any test, and passes on to those that it starts.
@@ -21,9 +21,7 @@ def command(module: str, path: Sequence[object], *words: str) -> list[str]:
     # Python ignores entries of sys.path that are not strings, and their repr might not be a literal.
     entries = [entry for entry in path if isinstance(entry, str)]
     run = f"from torch_testing_ext.{module} import main; main()"
-    # With nothing in front of Python's library that may hide a part of it.
-    begin = f"import sys; sys.path[:] = {own_imports.library_first(entries)!r}; import torch_testing_ext"
-    code = "; ".join([begin, f"sys.path[:] = {entries!r}", *RUN_FIRST, run])
+    code = "; ".join([f"import sys; sys.path[:] = {entries!r}", *RUN_FIRST, run])
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", code, *words]
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import own_imports
 from .logs import text_of
 
 SECTION = "torch_testing_ext"
@@ -50,11 +49,10 @@ def files_in(folder: Path) -> list[Path]:
 def read_toml(text: str) -> dict[str, Any]:
     """The content of a TOML file. Raises ValueError."""
     # Most processes read none.
-    with own_imports():
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     content: dict[str, Any] = tomllib.loads(text)
     return content
 

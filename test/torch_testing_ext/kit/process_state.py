@@ -107,10 +107,7 @@ def _signals() -> Facts:
 
 
 def _interpreter() -> Facts:
-    finders = [_place(finder) for finder in sys.meta_path]
-    ours = [place for place in finders if place.startswith("torch_testing_ext._process.")]
-    yield "finder of the kit's modules", str([finders.index(place) for place in ours])
-    yield "sys.meta_path", str([place for place in finders if place not in ours])
+    yield "sys.meta_path", str([_place(finder) for finder in sys.meta_path])
     yield "sys.path_hooks", str([_place(hook) for hook in sys.path_hooks])
     for name in ("excepthook", "unraisablehook", "displayhook", "breakpointhook"):
         yield f"sys.{name}", _place(getattr(sys, name))

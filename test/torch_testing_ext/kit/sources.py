@@ -1,7 +1,6 @@
 """Reads the package's sources: which module imports which, the names of its classes, and its docstrings."""
 
 import ast
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -178,27 +177,6 @@ def fault_of_docstring(docstring: str | None) -> str | None:
 def shadowing_modules(modules: Collection[str], known: Collection[str]) -> list[str]:
     """The modules whose own name is one of `known`; the mirror is exempt, since PyTorch chose its names."""
     return [module for module in modules if module.rpartition(".")[2] in known and folder_of(module) != MIRROR]
-
-
-# torch and unittest import these: a file that hides one fails tests without us, too.
-_IMPORTED_BY_TESTS = {"multiprocessing", "pathlib", "shutil", "subprocess", "tempfile", "unittest", "warnings"}
-
-
-def hideable_imports(source: str) -> list[str]:
-    """The modules of Python's library that functions import, and that a file beside a test may hide."""
-    found = []
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    for node in nodes:  # grows while it is read
-        if isinstance(node, ast.With) and any("own_imports" in ast.unparse(item) for item in node.items):
-            continue
-        names = []
-        if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        found += [name.partition(".")[0] for name in names]
-        nodes += [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.FunctionDef)]
-    return [name for name in found if name in sys.stdlib_module_names and name not in _IMPORTED_BY_TESTS]
 
 
 # "Whether" is a question with an answer; these are clauses without a main one.

@@ -20,7 +20,6 @@ from torch_testing_ext._process import (
     file_reads,
     fork_safety,
     interpreters,
-    own_imports,
     sessions,
     signals,
     system,
@@ -311,7 +310,7 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
         # A file that needs the module will report the error.
-        with suppress(Exception), own_imports():
+        with suppress(Exception):
             importlib.import_module(name)
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._torch import imported_garbage
