@@ -22,7 +22,7 @@ from torch_testing_ext._torch.devices import accelerator_state, build_options, c
 
 from . import device_rules
 from .device_rules import DeviceFacts, facts_from
-from .machine_resources import all_masks, is_known_mask
+from .machine_resources import all_masks
 
 # --------------------------------------------------------------------------------------------------------------------
 # The number and type of the accelerators, found without touching them from this process.
@@ -130,14 +130,6 @@ def device_facts() -> tuple[DeviceFacts, ...]:
     """Return what is known of each device that this process may use, in its order; empty if nothing is."""
     answer = _answer("ask_facts", _masks()) if device_count() else ()
     return facts_from(answer)
-
-
-def masks_confine() -> bool:
-    """Does a mask restrict a process to some of the devices? Tried, unless the variable is known to do so."""
-    kind = runtime()
-    if kind is None or is_known_mask(kind):
-        return True
-    return bool(_answer("ask_with_mask", _masks()))
 
 
 def xpu_device_id() -> int:
@@ -257,18 +249,6 @@ def ask_cuda_properties() -> dict[str, Any]:
     }
 
 
-def ask_with_mask() -> bool:
-    """Does this process see one device if a mask shows one? No, if it has used the devices before."""
-    kind = accelerator_state.extension_device_type()
-    before = dict(os.environ)
-    try:
-        os.environ.update(device_rules.masks_for(["0"], kind))
-        return ask_devices() == (kind, 1)
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def ask_facts() -> list[dict[str, Any]]:
     """Ask for the facts about each device, as far as its module in torch knows them."""
     kind, count = ask_devices()
@@ -313,7 +293,7 @@ def ask_xpu_id() -> int:
     return int(torch.xpu.get_device_capability()["device_id"])
 
 
-_ASKING = (ask_devices, ask_why_none, ask_with_mask, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
+_ASKING = (ask_devices, ask_why_none, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
 QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 
 

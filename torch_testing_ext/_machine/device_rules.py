@@ -292,32 +292,26 @@ def read_bytes(text: str) -> int:
 # --------------------------------------------------------------------------------------------------------------------
 # The names of the accelerators that a mask leaves visible, and the masks that show some of them. Pure.
 #
-# An inherited mask is respected: devices have the names that it gives them (numbers, UUIDs, MIG instances), and a
-# lease is written to the same variable. The driver decides how many entries of a mask count: it stops reading at the
-# first unknown entry, and shows no device if one is named twice.
+# A mask that the user has set passes through: each of its entries is a device with that name (a number, a UUID, a part
+# of a GPU), and a lease is written to the same variable.
 
 # An empty mask hides everything from CUDA, nothing from HIP: no device has this number.
 NONE = "-1"
 
 
 def visible_names(environ: Mapping[str, str], kind: str, count: int) -> tuple[str, ...]:
-    """The names of the `count` devices that a process with this environment sees."""
-    masks = [environ[name] for name in masks_of(kind, environ) if environ.get(name)]
+    """The names of the devices that a process with this environment may use: all `count`, or those of its mask."""
+    masks = [environ[name] for name in masks_of(kind) if environ.get(name)]
     if not masks:
         return tuple(map(str, range(count)))
-    # In Level Zero, 0.1 is a part of a device.
-    read = str.strip if kind == "xpu" else _as_cuda_reads
-    entries = [read(entry) for entry in _without_ranges(masks[0], kind)]
-    if is_mig(entries[0]):
-        return _mig_instances(entries)
-    return tuple(entries[:count])
+    return tuple(dict.fromkeys(entries_of(masks[0], kind)))
 
 
 def by_uuid(names: Sequence[str], uuids: Sequence[str]) -> dict[str, str]:
     """The identity of each device, by name; empty if the UUIDs tell none."""
     are_known = len(uuids) == len(names)
     are_different = len(uuids) == len(set(uuids))
-    if not are_known or not are_different or any(map(is_mig, names)):
+    if not are_known or not are_different:
         return {}
     return dict(zip(names, uuids, strict=True))
 
@@ -327,20 +321,21 @@ def identity_of_device(kind: str | None, name: str, uuids: Mapping[str, str]) ->
     return f"{kind}-{uuids.get(name, name)}"
 
 
-def masks_for(names: Sequence[str], kind: str | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def masks_for(names: Sequence[str], kind: str | None) -> dict[str, str]:
     """The variables that show exactly these devices."""
     if kind is None:
         return {}
     mask = ",".join(names) or NONE
-    return dict.fromkeys(masks_of(kind, environ), mask)
+    return dict.fromkeys(masks_of(kind), mask)
 
 
 def bare_uuid(uuid: str) -> str:
-    """A UUID as torch gives it: without NVML's prefix. Older ones of MIG instances are MIG-GPU-.../1/0."""
-    return uuid.lower().removeprefix("mig-").removeprefix("gpu-")
+    """A UUID as torch gives it: without NVML's prefix."""
+    return uuid.lower().removeprefix("gpu-")
 
 
-def is_mig(name: str) -> bool:
+def is_part_of_gpu(name: str) -> bool:
+    """Whether this names a part of a GPU in MIG mode. NVML is not asked for those, and CUDA shows one alone."""
     return name.startswith("MIG-")
 
 
@@ -357,16 +352,6 @@ def _without_ranges(mask: str, kind: str) -> list[str]:
     return entries
 
 
-def _mig_instances(entries: Sequence[str]) -> tuple[str, ...]:
-    """All MIG instances, of which a process would see one, up to the first entry that is none or a duplicate."""
-    instances: list[str] = []
-    for entry in entries:
-        if not is_mig(entry) or entry in instances:
-            break
-        instances.append(entry)
-    return tuple(instances)
-
-
 def _as_cuda_reads(entry: str) -> str:
     """A number as C reads it: without leading blanks, a leading sign and trailing characters."""
     number = re.match(r"\s*\+?0*(\d+)", entry)
@@ -379,12 +364,12 @@ _HIDES_THE_REST = ("-1", "", "NoDevFiles")
 def problem_of_mask(environ: Mapping[str, str], kind: str | None, count: int, known: Known | None = None) -> str | None:
     """Say which device a mask names that is not there; None if there is none.
 
-    `count`: how many devices the driver shows with the mask. `known`: whether the machine has a device of this name;
-    None if that cannot be asked. Without an answer, a mask that shows no device at all may just as well be one that
-    was set on a machine without devices.
+    `count`: how many devices the driver shows with the mask: those up to the first entry that it does not know.
+    `known`: whether the machine has a device of this name; None if that cannot be asked. Without an answer, a mask that
+    shows no device at all may just as well be one that was set on a machine without devices.
     """
     kind = kind or "cuda"
-    for variable in _BELOW.get(kind, ()) + masks_of(kind, environ):
+    for variable in _BELOW.get(kind, ()) + masks_of(kind):
         mask = environ.get(variable)
         if mask is None:
             continue
@@ -417,7 +402,7 @@ def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | N
     """Say what is wrong with the entries of a mask; None if nothing is."""
     if known is not None:
         for entry in entries:
-            if not known(entry):
+            if not is_part_of_gpu(entry) and not known(entry):
                 return f"names a device that is not there: {entry}"
     # torch may be built for no device.
     if not entries or (count == 0 and known is None):
@@ -427,8 +412,6 @@ def _problem(entries: Sequence[str], count: int, known: Known | None) -> str | N
             if entries.count(entry) > 1:
                 return f"names device {entry} twice, so that none is visible"
         return None
-    # A process sees one MIG instance of several.
-    expected = 1 if is_mig(entries[0]) else len(entries)
-    if count < expected:
+    if known is None and count < len(entries) and not is_part_of_gpu(entries[count]):
         return f"names a device that is not there: {entries[count]}"
     return None

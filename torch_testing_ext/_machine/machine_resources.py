@@ -35,41 +35,22 @@ MASKS = {
     "neuron": ("NEURON_RT_VISIBLE_CORES",),
     "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
 }
-# Set by a user whose accelerator is not in the table: "tpu=TPU_VISIBLE_CHIPS,other=OTHER_DEVICES".
-OTHER_MASKS = "TORCH_TESTING_EXT_MASKS"
 
 
-def masks_of(kind: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def masks_of(kind: str) -> tuple[str, ...]:
     """The variables that mask accelerators of this kind, the one that takes precedence first.
 
-    An accelerator that neither the table nor the user has is supposed to use the name that most have.
+    An accelerator that is not in the table is supposed to use the name that most have.
     """
-    masks = {**MASKS, **masks_by_user(environ)}
-    return masks.get(kind, (f"{kind.upper()}_VISIBLE_DEVICES",))
-
-
-def is_known_mask(kind: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Is the variable that masks accelerators of this kind known, and not only supposed?"""
-    return kind in MASKS or kind in masks_by_user(environ)
+    return MASKS.get(kind, (f"{kind.upper()}_VISIBLE_DEVICES",))
 
 
 def all_masks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
     """Every variable that may mask an accelerator in a process with this environment."""
-    known = {name for names in (*MASKS.values(), *masks_by_user(environ).values()) for name in names}
+    known = {name for names in MASKS.values() for name in names}
     supposed = {name for name in environ if name.endswith("_VISIBLE_DEVICES")}
     # What a container gets, which is of no account in it.
     return frozenset((known | supposed) - {"NVIDIA_VISIBLE_DEVICES"})
-
-
-def masks_by_user(environ: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The variables that the user has named, by kind of accelerator. Raises ValueError for what is not understood."""
-    masks: dict[str, tuple[str, ...]] = {}
-    for entry in filter(None, environ.get(OTHER_MASKS, "").split(",")):
-        kind, _, variable = entry.strip().partition("=")
-        if not kind or not variable:
-            raise ValueError(f"{OTHER_MASKS}: {entry!r} is not understood; write KIND=VARIABLE, such as npu=MY_DEVICES")
-        masks[kind] = (*masks.get(kind, ()), variable)
-    return masks
 
 
 # --------------------------------------------------------------------------------------------------------------------

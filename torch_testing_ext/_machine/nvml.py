@@ -16,10 +16,10 @@ from torch_testing_ext._process import interpreters
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import wait_readable
 
-from .device_rules import DeviceFacts, bare_uuid, entries_of
+from .device_rules import DeviceFacts, bare_uuid
 
 # --------------------------------------------------------------------------------------------------------------------
-# Facts from NVML, NVIDIA's management library, about the GPUs of this machine: memory, processes, links, MIG.
+# Facts from NVML, NVIDIA's management library, about the GPUs of this machine: memory, processes, links.
 #
 # A process of its own asks the library. A driver that does not answer blocks that process, never this one. Asking
 # NVML creates no CUDA context and ignores CUDA_VISIBLE_DEVICES. The package `nvidia-ml-py` (the extra `gpu`) is
@@ -47,16 +47,6 @@ class ComputeMode(Enum):
 
 
 @dataclass(frozen=True)
-class MigInstance:
-    """A part of a GPU in MIG mode, which CUDA treats as a device of its own."""
-
-    # "MIG-...".
-    uuid: str
-    # In bytes.
-    memory: int
-
-
-@dataclass(frozen=True)
 class Gpu:
     """Facts about one GPU that do not change."""
 
@@ -72,9 +62,6 @@ class Gpu:
     memory: int = 0
     capability: tuple[int, int] = (0, 0)
     compute_mode: ComputeMode = ComputeMode.DEFAULT
-    # In MIG mode, also if it has no instances.
-    mig: bool = False
-    instances: tuple[MigInstance, ...] = ()
     # The UUIDs of the GPUs that NVLink connects it to, directly or through switches.
     nvlinks: frozenset[str] = frozenset()
 
@@ -90,7 +77,7 @@ class GpuProcess:
 
 @dataclass(frozen=True)
 class Usage:
-    """The current use of one GPU or MIG instance."""
+    """The current use of one GPU."""
 
     # In bytes; None if the GPU does not answer.
     memory: int | None = None
@@ -171,7 +158,7 @@ class NvmlProcess:
         return self._gpus
 
     def usage(self) -> Mapping[str, Usage]:
-        """The usage of each GPU and of each MIG instance, by UUID. Cheap enough to poll."""
+        """The usage of each GPU, by UUID. Cheap enough to poll."""
         return self._ask(Question(is_for_usage=True)).usage
 
     def _ask(self, question: Question) -> Answer:
@@ -216,7 +203,7 @@ class NvmlProcess:
 def gpus_by_name(
     names: Iterable[str], identities: Mapping[str, str], gpus: Sequence[Gpu], environ: Mapping[str, str]
 ) -> dict[str, Gpu]:
-    """The GPU of each device, as far as it is known: by UUID, which may be abbreviated; a MIG instance's whole GPU.
+    """The GPU of each device, as far as it is known: by UUID, which may be abbreviated.
 
     CUDA's numbers are NVML's only with CUDA_DEVICE_ORDER=PCI_BUS_ID, and without a mask.
     """
@@ -233,53 +220,11 @@ def gpus_by_name(
 
 
 def matching_gpus(uuid: str, gpus: Iterable[Gpu]) -> list[Gpu]:
-    """The GPUs with this UUID or one that begins so, and those that have such an instance."""
-    wanted = _core(uuid)
+    """The GPUs with this UUID or one that begins so."""
+    wanted = bare_uuid(uuid)
     if not wanted or uuid.isdecimal():
         return []
-    matches = []
-    for gpu in gpus:
-        uuids = [gpu.uuid]
-        uuids += [instance.uuid for instance in gpu.instances]
-        if any(_core(own).startswith(wanted) for own in uuids):
-            matches.append(gpu)
-    return matches
-
-
-def _core(uuid: str) -> str:
-    """The older names of MIG instances hold their GPU's: MIG-GPU-.../1/0."""
-    core, _, _ = bare_uuid(uuid).partition("/")
-    return core
-
-
-def all_mig_instances(
-    environ: Mapping[str, str],
-    kind: str | None,
-    gpus: Sequence[Gpu],
-) -> tuple[str, ...]:
-    """The instances that a run may lease where all GPUs are in MIG mode and no mask chooses some of them.
-
-    CUDA itself shows a process the first one only.
-    """
-    if kind not in (None, "cuda") or "CUDA_VISIBLE_DEVICES" in environ:
-        return ()
-    uuids = []
-    for gpu in gpus:
-        if not gpu.mig:
-            return ()
-        uuids += [instance.uuid for instance in gpu.instances]
-    return tuple(uuids)
-
-
-def count_of_mask(environ: Mapping[str, str], kind: str | None, gpus: Sequence[Gpu], count: int) -> int:
-    """The number of devices that a run may lease under a mask of numbers, if there are GPUs in MIG mode.
-
-    `count`: those that CUDA shows, which is one at most for a process with the whole mask; each number alone shows one.
-    """
-    if kind != "cuda" or not any(gpu.mig for gpu in gpus):
-        return count
-    named = [entry for entry in entries_of(environ.get("CUDA_VISIBLE_DEVICES", ""), "cuda") if entry.isdecimal()]
-    return max(count, len({entry for entry in named if int(entry) < len(gpus)}))
+    return [gpu for gpu in gpus if bare_uuid(gpu.uuid).startswith(wanted)]
 
 
 def nvlinks(names: Sequence[str], gpus: Mapping[str, Gpu]) -> list[tuple[int, ...] | None]:

@@ -1,10 +1,9 @@
 """The process that asks NVML, by the functions of `pynvml` (the package nvidia-ml-py). It ends with its client."""
 
-import functools
 import importlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from torch_testing_ext._process import system, user_commands
@@ -35,12 +34,7 @@ class Library:
         return tuple(self._gpu(index, uuid) for index, uuid in enumerate(self._handles))
 
     def usage(self) -> Mapping[str, nvml.Usage]:
-        usages = {}
-        for uuid, handle in self._handles.items():
-            usages[uuid] = self._usage(handle)
-            for instance in self._instances(handle):
-                usages[self._uuid(instance)] = self._usage(instance)
-        return usages
+        return {uuid: self._usage(handle) for uuid, handle in self._handles.items()}
 
     def _uuid(self, handle: Any) -> str:
         return str(self._pynvml.nvmlDeviceGetUUID(handle))
@@ -58,8 +52,6 @@ class Library:
             memory=self._memory(handle),
             capability=self._optional(lambda: _pair(library.nvmlDeviceGetCudaComputeCapability(handle)), (0, 0)),
             compute_mode=_COMPUTE_MODES.get(compute_mode, nvml.ComputeMode.DEFAULT),
-            mig=self._optional(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0]), False),
-            instances=tuple(self._instance(instance) for instance in self._instances(handle)),
             nvlinks=frozenset(other for other in self._handles if other != uuid and self._has_nvlink(uuid, other)),
         )
 
@@ -71,19 +63,6 @@ class Library:
         handles = self._handles[uuid], self._handles[other]
         status = self._optional(lambda: library.nvmlDeviceGetP2PStatus(*handles, _P2P_NVLINK), None)
         return bool(status == library.NVML_P2P_STATUS_OK)
-
-    def _instances(self, handle: Any) -> Iterator[Any]:
-        """The handles of a GPU's MIG instances."""
-        library = self._pynvml
-        count = self._optional(lambda: int(library.nvmlDeviceGetMaxMigDeviceCount(handle)), 0)
-        for index in range(count):
-            ask = functools.partial(library.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            instance = self._optional(ask, None)
-            if instance is not None:
-                yield instance
-
-    def _instance(self, handle: Any) -> nvml.MigInstance:
-        return nvml.MigInstance(self._uuid(handle), self._memory(handle))
 
     def _usage(self, handle: Any) -> nvml.Usage:
         try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
-from torch_testing_ext._machine.machine_resources import OTHER_MASKS, leased_port, masks_by_user
+from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,
@@ -314,7 +314,7 @@ _OWN_SETTINGS = {
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
-KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, OTHER_MASKS, *_OF_WARM_SERVERS, *fake_accelerator.SETTINGS)
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, *_OF_WARM_SERVERS, *fake_accelerator.SETTINGS)
 
 
 def _check_default_timeout(text: str) -> None:
@@ -341,8 +341,6 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     if RANKS_PER_GPU in environ:
         # Raises an error unless it is a number.
         ranks_per_device(environ)
-    # Likewise, unless its entries are understood.
-    masks_by_user(environ)
     _check_default_timeout(environ.get(DEFAULT_TIMEOUT, ""))
     return Settings(**chosen)
 

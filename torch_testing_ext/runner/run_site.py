@@ -19,8 +19,6 @@ from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_fold
 from torch_testing_ext._machine.nvml import (
     Gpu,
     NvmlError,
-    all_mig_instances,
-    count_of_mask,
     gpus_by_name,
     matching_gpus,
     may_have_nvidia_gpus,
@@ -227,22 +225,13 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
     if os.environ.get(fake_accelerator.COUNT) and kind not in (None, fake_accelerator.KIND):
         raise UsageError(fake_accelerator.refusal(kind))
-    # What a process sees is less than there is to lease where GPUs are in MIG mode.
-    count = count_of_mask(os.environ, kind, gpus, count)
     if options.planned_devices is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
-    # Without a device, CUDA cannot use any instance.
-    mig = all_mig_instances(os.environ, kind, gpus) if count else ()
-    count = max(count, len(mig))
-    inventory = make_inventory(
-        options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, mig, seen.confines, seen.backend
-    )
+    inventory = make_inventory(options, os.environ, kind, count, seen.uuids, seen.facts, seen.nccl, seen.backend)
     gpus_of_devices = gpus_by_name(inventory.names, inventory.identities, gpus, os.environ)
     inventory = with_nvlinks(inventory, gpus_of_devices)
-    if count > seen.count:
-        inventory = dataclasses.replace(inventory, at_once=seen.count)
     warnings = [*warnings_about_devices(gpus_of_devices), *notes_on_sharing(inventory, seen.nccl)]
     if seen.why_none and options.planned_devices is None:
         known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""

@@ -15,7 +15,6 @@ from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
-from torch_testing_ext._machine.machine_resources import LEASED
 from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
 from torch_testing_ext._testing.bases import groups_and_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -23,7 +22,7 @@ from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBa
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
-from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.leases import Leases, environment_of, make_inventory
 
 BACKEND = "testccl"
@@ -234,17 +233,9 @@ class TestMasks(unittest.TestCase):
         ):
             with self.subTest(kind=kind, mask=mask):
                 self.assertEqual(device_rules.visible_names(mask, kind, count), names)
-                expected = dict.fromkeys(machine_resources.masks_of(kind, mask), names[-1])
-                self.assertEqual(device_rules.masks_for(names[-1:], kind, mask), expected)
+                expected = dict.fromkeys(machine_resources.masks_of(kind), names[-1])
+                self.assertEqual(device_rules.masks_for(names[-1:], kind), expected)
         self.assertEqual(device_rules.masks_for((), None), {})
-
-    def test_masks_of_the_user(self):
-        environ = {machine_resources.OTHER_MASKS: "other=OTHER_CHIPS, tpu=TPU_VISIBLE_CHIPS", "OTHER_CHIPS": "3"}
-        self.assertEqual(machine_resources.masks_of("tpu", environ), ("TPU_VISIBLE_CHIPS",))
-        self.assertEqual(device_rules.visible_names(environ, "other", 1), ("3",))
-        self.assertLessEqual({"OTHER_CHIPS", "CUDA_VISIBLE_DEVICES"}, machine_resources.all_masks(environ))
-        with self.assertRaisesRegex(ValueError, "'tpu' is not understood; write KIND=VARIABLE"):
-            machine_resources.masks_of("tpu", {machine_resources.OTHER_MASKS: "tpu"})
 
     def test_a_mask_that_names_a_device_that_is_not_there(self):
         for kind, environ in (
@@ -258,8 +249,7 @@ class TestMasks(unittest.TestCase):
     @with_accelerators(4)
     def test_an_answer_holds_for_the_masks_of_the_table(self):
         """One table says what is a mask. The driver is asked again when one of them changes, and for nothing else."""
-        of_user = f"{KIND}={MASK},tpu=TPU_CHIPS"
-        with have_accelerators(4, **{machine_resources.OTHER_MASKS: of_user, "NVIDIA_VISIBLE_DEVICES": "all"}):
+        with have_accelerators(4, **{MASK: "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all"}):
             self.assertEqual(accelerators.device_count(), 4)
             for mask in sorted(machine_resources.all_masks()):
                 with mock.patch.dict(os.environ, {mask: "0"}), mock.patch.object(accelerators, "answer_to") as ask:
@@ -268,13 +258,6 @@ class TestMasks(unittest.TestCase):
             for other in ("VISIBLE", "GOMP_CPU_AFFINITY", "NVIDIA_VISIBLE_DEVICES"):
                 with mock.patch.dict(os.environ, {other: "0"}):
                     self.assertEqual(accelerators.device_count(), 4)
-
-    @with_accelerators(4)
-    def test_a_supposed_mask_is_tried(self):
-        self.assertTrue(accelerators.masks_confine())
-        with have_accelerators(4, TESTACC_OBEY="0"):
-            self.assertFalse(accelerators.masks_confine())
-        self.assertNotIn(MASK, os.environ)
 
 
 class TestLeases(unittest.TestCase):
@@ -285,15 +268,6 @@ class TestLeases(unittest.TestCase):
         leases = Leases(inventory.names, 4)
         masks = [environment_of(leases.take(make_unit(at, devices=2)), inventory)[MASK] for at in range(2)]
         self.assertEqual(masks, ["0,1", "2,3"])
-
-    def test_a_mask_without_an_effect(self):
-        with self.assertRaisesRegex(
-            UsageError,
-            "no environment variable is known that restricts a process to some of the 4 testacc devices: "
-            "TESTACC_VISIBLE_DEVICES has no effect. Name it in TORCH_TESTING_EXT_MASKS, as testacc=VARIABLE, or use ",
-        ):
-            make_inventory(Options(), {}, KIND, 4, confines=False)
-        self.assertEqual(make_inventory(Options(), {}, KIND, 1, confines=False).names, ("0",))
 
 
 class TestLeasesOfPytest(unittest.TestCase):
@@ -310,14 +284,6 @@ class TestLeasesOfPytest(unittest.TestCase):
         with contextlib.ExitStack() as stack:
             masks = [self.lease(stack, 2)[MASK] for _ in range(2)]
         self.assertEqual(masks, ["0,1", "2,3"])
-
-    @with_accelerators(4, TESTACC_OBEY="0")
-    def test_masks_that_confine_nobody(self):
-        """A test then has all devices to itself: nothing would keep another off those that it uses."""
-        with contextlib.ExitStack() as stack:
-            environ = self.lease(stack, 1)
-        self.assertNotIn(MASK, environ)
-        self.assertEqual(environ[LEASED], "testacc-testacc-0,testacc-testacc-1,testacc-testacc-2,testacc-testacc-3")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from torch_testing_ext._machine.nvml import (
     ComputeMode,
     Gpu,
     GpuProcess,
-    MigInstance,
     NvmlError,
     NvmlProcess,
     Usage,
@@ -36,8 +35,7 @@ class TestNvml(NvmlTestCase):
 
     def test_everything_about_a_gpu(self):
         """Covered on a GPU by the checks `masks` and `topology`."""
-        instance = Device("MIG-1", memory=10 * GB, used=GB)
-        first = Device(uuid(0), compute_mode=3, mig=True, instances=[instance])
+        first = Device(uuid(0), compute_mode=3)
         second = Device(uuid(1), "NVIDIA A100", "00000000:AF:00.0", 40 * GB, capability=(8, 0), compute_mode=2)
         nvml = self.open(Machine([first, second], nvlinks=[[0, 1]]))
         self.assertEqual(
@@ -50,8 +48,6 @@ class TestNvml(NvmlTestCase):
                     80 * GB,
                     (9, 0),
                     ComputeMode.EXCLUSIVE_PROCESS,
-                    True,
-                    (MigInstance("MIG-1", 10 * GB),),
                     frozenset([uuid(1)]),
                 ),
                 Gpu(
@@ -78,11 +74,6 @@ class TestNvml(NvmlTestCase):
         machine.write(self.file)
         self.assertEqual({uuid(0): Usage(0, (GpuProcess(78, None),))}, nvml.usage())
 
-    def test_usage_of_mig_instances(self):
-        """Covered on a GPU in MIG mode by the check `masks`."""
-        nvml = self.open(Machine([Device(uuid(0), mig=True, instances=[Device("MIG-1", used=5)])]))
-        self.assertEqual({uuid(0): Usage(0), "MIG-1": Usage(5)}, nvml.usage())
-
     def test_one_lost_gpu_does_not_hide_the_others(self):
         """No check of benchmarks/gpu/run loses a GPU."""
         machine = Machine([Device(uuid(0)), Device(uuid(1), used=7)])
@@ -94,7 +85,7 @@ class TestNvml(NvmlTestCase):
 
     def test_what_a_driver_does_not_support_is_left_out(self):
         """Covered on a GPU by the check `topology`."""
-        unsupported = dict.fromkeys(("nvmlDeviceGetP2PStatus", "nvmlDeviceGetMigMode"), "Not Supported")
+        unsupported = dict.fromkeys(("nvmlDeviceGetP2PStatus", "nvmlDeviceGetComputeMode"), "Not Supported")
         nvml = self.open(Machine([Device(uuid(0)), Device(uuid(1))], fails_in=unsupported))
         self.assertEqual([frozenset(), frozenset()], [gpu.nvlinks for gpu in nvml.gpus()])
 

@@ -19,7 +19,7 @@ def uuid(index):
 
 @dataclass
 class Device:
-    """One GPU, or one MIG instance, as the stand-in reads it."""
+    """One GPU, as the stand-in reads it."""
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -28,8 +28,6 @@ class Device:
     used: int = 0
     capability: tuple = (9, 0)
     compute_mode: int = 0
-    mig: bool = False
-    instances: list = field(default_factory=list)
     processes: list = field(default_factory=list)  # each has a `pid` and a `usedGpuMemory`
     trouble: str = ""
 

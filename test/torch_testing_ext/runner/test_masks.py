@@ -1,4 +1,4 @@
-"""Masks that name devices which are not there, names of devices for --gpus, MIG, and drivers that do not answer.
+"""Masks that name devices which are not there, names of devices for --gpus, and drivers that do not answer.
 
 The check `masks` of benchmarks/gpu/run does the same with real devices.
 """
@@ -13,7 +13,7 @@ from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, problem_of_mask
-from torch_testing_ext._machine.nvml import Gpu, MigInstance, NvmlError, NvmlProcess, all_mig_instances, gpus_by_name
+from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, gpus_by_name
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
@@ -27,12 +27,6 @@ from torch_testing_ext.runner.scheduling.leases import (
     with_nvlinks,
 )
 
-MIG = tuple(
-    Gpu(at, uuid(at), mig=True, instances=(MigInstance(f"MIG-{at}a", 1), MigInstance(f"MIG-{at}b", 1)))
-    for at in range(2)
-)
-
-
 MISSING = "names a device that is not there: "
 
 
@@ -41,7 +35,7 @@ class TestProblems(unittest.TestCase):
 
     def test_table(self):
         """Covered on a GPU by the check `masks`."""
-        there = {"0", "1", "GPU-aa", "MIG-x"}.__contains__
+        there = {"0", "1", "GPU-aa"}.__contains__
         for environ, kind, count, known, expected in (
             ({}, "cuda", 2, there, None),
             ({"CUDA_VISIBLE_DEVICES": "0,1"}, "cuda", 2, None, None),
@@ -87,13 +81,7 @@ class TestProblems(unittest.TestCase):
             ({"CUDA_VISIBLE_DEVICES": ""}, None, 0, there, None),
             ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None, 0, there, None),
             ({"CUDA_VISIBLE_DEVICES": "MIG-x,MIG-y"}, "cuda", 1, None, None),  # CUDA shows one
-            (
-                {"CUDA_VISIBLE_DEVICES": "MIG-x,MIG-y"},
-                "cuda",
-                1,
-                there,
-                MISSING + "MIG-y",
-            ),
+            ({"CUDA_VISIBLE_DEVICES": "MIG-x,MIG-y"}, "cuda", 1, there, None),
             (
                 {"ROCR_VISIBLE_DEVICES": "0,9"},
                 "hip",
@@ -150,26 +138,6 @@ class TestGpusOption(unittest.TestCase):
         ):
             with self.assertRaisesRegex(UsageError, why):
                 self.chosen(*wrong)
-
-
-class TestMig(unittest.TestCase):
-    """Covered on a GPU in MIG mode by the check `masks`."""
-
-    def test_every_instance_is_leased(self):
-        """Covered on a GPU in MIG mode by the check `masks`."""
-        instances = all_mig_instances({}, "cuda", MIG)
-        self.assertEqual(("MIG-0a", "MIG-0b", "MIG-1a", "MIG-1b"), instances)
-        inventory = make_inventory(Options(), {}, "cuda", 4, mig=instances)
-        self.assertEqual(instances, inventory.names)
-        self.assertEqual(1, inventory.most_at_once)
-        self.assertEqual({"CUDA_VISIBLE_DEVICES": "MIG-1a"}, environment_of(Lease(("MIG-1a",), (0,)), inventory))
-
-    def test_not_with_a_mask_or_a_whole_gpu(self):
-        """No GPU is involved."""
-        self.assertEqual((), all_mig_instances({"CUDA_VISIBLE_DEVICES": "0"}, "cuda", MIG))
-        self.assertEqual((), all_mig_instances({}, "cuda", (*MIG, Gpu(2, "GPU-2"))))
-        self.assertEqual((), all_mig_instances({}, "hip", MIG))
-        self.assertEqual((), all_mig_instances({}, "cuda", ()))
 
 
 class TestLeases(unittest.TestCase):
@@ -229,29 +197,26 @@ class TestFindingDevices(unittest.TestCase):
         self.assertIn("device memory is not checked between tests: the package nvidia-ml-py is not installed", warning)
         self.assertIn(user_commands.install("gpu"), warning)
 
-    def test_mig_without_a_mask(self):
-        """Covered on a GPU in MIG mode by the check `masks`."""
-        inventory, _ = self.discover("cuda", 1, MIG)
-        self.assertEqual(("cuda", 4), (inventory.kind, len(inventory.names)))
+    def test_a_mask_of_mig_instances(self):
+        """Covered on a GPU in MIG mode by the check `masks`. CUDA shows one of them, and NVML is asked for none."""
+        for gpus in (linked(2), ()):
+            inventory, _ = self.discover("cuda", 1, gpus, CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
+            self.assertEqual(("MIG-a", "MIG-b"), inventory.names)
+            self.assertEqual({"CUDA_VISIBLE_DEVICES": "MIG-b"}, environment_of(Lease(("MIG-b",), (0,)), inventory))
 
-    def test_mig_with_a_mask_of_numbers(self):
-        """No machine of benchmarks/gpu/run has such GPUs. CUDA shows one instance to a process with both."""
-        for gpus in (MIG, (*MIG[:1], *linked(2)[1:])):
-            inventory, _ = self.discover("cuda", 1, gpus, CUDA_VISIBLE_DEVICES="0,1")
-            self.assertEqual((("0", "1"), 1), (inventory.names, inventory.most_at_once))
-            self.assertEqual({"CUDA_VISIBLE_DEVICES": "1"}, environment_of(Lease(("1",), (0,)), inventory))
+    def test_a_mask_of_numbers_of_gpus_in_mig_mode(self):
+        """No machine of benchmarks/gpu/run has such GPUs. CUDA shows one device to a process with both."""
+        inventory, _ = self.discover("cuda", 1, linked(2), CUDA_VISIBLE_DEVICES="0,1")
+        self.assertEqual(("0", "1"), inventory.names)
         with self.assertRaisesRegex(UsageError, "CUDA_VISIBLE_DEVICES=0,7 names a device that is not there: 7"):
-            self.discover("cuda", 1, MIG, CUDA_VISIBLE_DEVICES="0,7")
-        inventory, _ = self.discover("cuda", 2, linked(2), CUDA_VISIBLE_DEVICES="0,1")
-        self.assertEqual(2, inventory.most_at_once)
+            self.discover("cuda", 1, linked(2), CUDA_VISIBLE_DEVICES="0,7")
 
     def test_devices_that_cuda_cannot_use(self):
         """No machine of benchmarks/gpu/run has such a driver."""
         too_old = "The NVIDIA driver on your system is too old (found version 11040)"
-        for gpus in (linked(2), MIG):
-            inventory, warnings = self.discover(None, 0, gpus, why_none=too_old)
-            self.assertEqual((None, ()), (inventory.kind, inventory.names))
-            self.assertEqual((f"no GPU can be used, though NVML knows 2 GPUs: {too_old}",), warnings)
+        inventory, warnings = self.discover(None, 0, linked(2), why_none=too_old)
+        self.assertEqual((None, ()), (inventory.kind, inventory.names))
+        self.assertEqual((f"no GPU can be used, though NVML knows 2 GPUs: {too_old}",), warnings)
         _, warnings = self.discover(None, 0, error=NvmlError("not installed"), why_none=too_old)
         self.assertEqual((f"no GPU can be used: {too_old}",), warnings)
 

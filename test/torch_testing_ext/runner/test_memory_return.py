@@ -192,11 +192,11 @@ class MemoryReturnTest(unittest.TestCase):
             child.stdin.close()
 
     def test_uuids_as_nvml_gives_them(self):
-        known = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-aaaaaaaa-0000", "GPU-11111111-2222")
+        known = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-11111111-2222")
         for identities, name, expected in (
             ({"0": "8932f937-d72c-4106-c12f-20bd9faed9f6"}, "0", known[0]),
             ({}, "GPU-8932f937", known[0]),
-            ({}, "MIG-aaaaaaaa-0000", known[1]),
+            ({}, "MIG-aaaaaaaa-0000", None),
             ({}, "0", None),
             ({}, "GPU-", None),
         ):

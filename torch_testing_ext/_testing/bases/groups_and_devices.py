@@ -260,9 +260,6 @@ def leased_devices(
         yield {}
         return
     kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
-    if not fake and count < len(names) and not accelerators.masks_confine():
-        # All of them: nothing would keep other ranks off those that these use.
-        count = len(names)
     identities = {name: device_rules.identity_of_device(kind, name, uuids) for name in names}
     locks = _open_locks(identities, owner, other_folder)
     try:

@@ -363,15 +363,12 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
         channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     # While this process can still fork one that asks.
-    why_none, confines = "", True
+    why_none = ""
     with suppress(accelerators.DriverDoesNotAnswer):
         why_none = accelerators.why_no_device()
-        confines = accelerators.masks_confine() if count > 1 else True
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()
     nccl = cuda_state.nccl_version() if count else ()
     backend = torch.distributed.Backend.default_device_backend_map.get(accelerators.accelerator_type() or "", "")
-    channel.send(
-        worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, confines, why_none)
-    )
+    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, why_none))
     os._exit(0)

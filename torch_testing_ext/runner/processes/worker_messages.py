@@ -213,7 +213,6 @@ class DevicesCounted:
     facts: tuple[DeviceFacts, ...] = ()  # likewise
     nccl: tuple[int, ...] = ()  # the version of NCCL
     backend: str = ""  # their own one
-    confines: bool = True  # a mask restricts a process to some of them
     why_none: str = ""  # why none of the devices can be used
     failure: str = ""  # why there is no answer
 

@@ -19,13 +19,11 @@ from torch_testing_ext._machine.device_rules import (
     facts_of_chosen,
     groups_that_meet,
     identity_of_device,
-    is_mig,
     masks_for,
     shared_backend,
     visible_names,
     why_too_many,
 )
-from torch_testing_ext._machine.machine_resources import OTHER_MASKS, masks_of
 from torch_testing_ext._machine.nvml import Gpu, nvlinks
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
@@ -55,8 +53,6 @@ class Inventory:
     ranks_per_device: int = 1
     # Of ranks that share devices.
     shared_backend: str = ""
-    # How many of them CUDA shows to a process that may use all, where GPUs are in MIG mode.
-    at_once: int | None = None
 
     def identity_of(self, name: str) -> str:
         """The identity of a device on this machine: its UUID if it is known, else its kind and its number."""
@@ -64,12 +60,8 @@ class Inventory:
 
     @property
     def most_at_once(self) -> int:
-        """The number of them that one process can use: with CUDA, at most one MIG instance of those in its mask."""
-        if self.nodes:
-            return max(node.most_at_once for node in self.nodes)
-        if any(is_mig(name) for name in self.names):
-            return 1
-        return len(self.names) if self.at_once is None else min(self.at_once, len(self.names))
+        """The number of them that one process can use."""
+        return max(node.most_at_once for node in self.nodes) if self.nodes else len(self.names)
 
     @property
     def most_ranks(self) -> int:
@@ -85,29 +77,20 @@ def make_inventory(
     uuids: Sequence[str] = (),
     facts: Sequence[DeviceFacts] = (),
     nccl: tuple[int, ...] = (),
-    mig: tuple[str, ...] = (),
-    confines: bool = True,
     backend: str = "",
 ) -> Inventory:
     """`kind`, `count`, `uuids` and `facts` are what a process with this environment sees, as far as it is known.
 
-    `nccl`: the version of NCCL. `mig`: see `all_mig_instances`. `confines`: whether the mask of these devices has an
-    effect. `backend`: their own. Raises UsageError if --gpus names devices that are not visible, or if --ranks-per-gpu
-    wants more ranks than a device can have.
+    `nccl`: the version of NCCL. `backend`: their own. Raises UsageError if --gpus names devices that are not visible,
+    or if --ranks-per-gpu wants more ranks than a device can have.
     """
     if options.planned_devices is not None:
         names = tuple(map(str, range(options.planned_devices)))
         inventory = _chosen(options.gpus, Inventory(names, kind, fake=True))
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())
-    elif count > 1 and not confines:
-        (mask, *_) = masks_of(kind, environ)
-        raise UsageError(
-            f"no environment variable is known that restricts a process to some of the {count} {kind} devices: "
-            f"{mask} has no effect. Name it in {OTHER_MASKS}, as {kind}=VARIABLE, or use --gpus 0"
-        )
     else:
-        names = mig or visible_names(environ, kind, count)
+        names = visible_names(environ, kind, count)
         # Facts of other devices than these are of no use.
         known_facts = tuple(facts) if len(facts) == len(names) else ()
         visible = Inventory(names, kind, identities=by_uuid(names, uuids), facts=known_facts)
@@ -163,7 +146,7 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
     if wanted in names:
         return wanted
     matches = []
-    if wanted.lower().startswith(("gpu-", "mig-")):
+    if wanted.lower().startswith("gpu-"):
         for name in names:
             uuid = inventory.identities.get(name, name)
             if _is_uuid_of(wanted, uuid):

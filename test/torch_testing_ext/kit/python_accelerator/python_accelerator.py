@@ -17,8 +17,6 @@ KIND = "testacc"
 BACKEND = "testccl"
 COUNT = "TESTACC_COUNT"
 MASK = "TESTACC_VISIBLE_DEVICES"
-# "0" lets the devices ignore their mask, as those of a runtime that nobody knows.
-OBEYS = "TESTACC_OBEY"
 MEMORY = 16 << 30
 
 # The process that has used the devices first; a child of it cannot use them.
@@ -93,7 +91,7 @@ def device_count() -> int:
 def _visible() -> list[str]:
     devices = [str(number) for number in range(int(os.environ.get(COUNT) or 0))]
     mask = os.environ.get(MASK)
-    if mask is None or os.environ.get(OBEYS) == "0":
+    if mask is None:
         return devices
     visible: list[str] = []
     for entry in mask.split(","):

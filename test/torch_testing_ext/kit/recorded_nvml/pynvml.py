@@ -37,9 +37,8 @@ def _answers(function):
 
 
 def _device(machine, handle):
-    """A handle is the number of a GPU, or that and the number of an instance."""
-    gpu = machine["gpus"][handle[0]]
-    device = gpu if len(handle) == 1 else gpu["instances"][handle[1]]
+    """A handle has the number of a GPU."""
+    device = machine["gpus"][handle[0]]
     if device.get("trouble"):
         raise NVMLError(device["trouble"])
     return device
@@ -89,25 +88,6 @@ def nvmlDeviceGetCudaComputeCapability(machine, handle):
 @_answers
 def nvmlDeviceGetComputeMode(machine, handle):
     return _device(machine, handle)["compute_mode"]
-
-
-@_answers
-def nvmlDeviceGetMigMode(machine, handle):
-    return [int(_device(machine, handle)["mig"]), 0]
-
-
-@_answers
-def nvmlDeviceGetMaxMigDeviceCount(machine, handle):
-    if not _device(machine, handle)["mig"]:
-        raise NVMLError("Not Supported")
-    return 7
-
-
-@_answers
-def nvmlDeviceGetMigDeviceHandleByIndex(machine, handle, index):
-    if index >= len(_device(machine, handle)["instances"]):
-        raise NVMLError("Not Found")
-    return (*handle, index)
 
 
 @_answers
