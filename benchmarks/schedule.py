@@ -25,8 +25,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from torch_testing_ext.runner.model import Test, TestId, Unit
-from torch_testing_ext.runner.scheduling.leases import Leases, NodeLeases, Queue
-from torch_testing_ext.runner.scheduling.plan import forecast
+from torch_testing_ext.runner.scheduling.forecasts import forecast
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 TARGET = 1.05
 MACHINES = (8, 64)

@@ -112,7 +112,7 @@ def run_test(check: Any, *argv: str, name: str = "run", environ: dict[str, str] 
 def run_with_memory(c: Any, *words: str, **more: Any) -> Finished:
     """Run tests, and expect that the GPUs have their memory back after the run. Skips the check without NVML."""
     from torch_testing_ext._machine.nvml import NvmlError, open_nvml
-    from torch_testing_ext.runner.engine.engine import MARGIN
+    from torch_testing_ext.runner.engine.memory_return import MEMORY_MARGIN
 
     try:
         nvml = open_nvml()
@@ -126,5 +126,5 @@ def run_with_memory(c: Any, *words: str, **more: Any) -> Finished:
         before = used()
         finished = run_test(c, *words, **more)
         more = used() - before
-    c.expect(more <= MARGIN, "the GPUs have their memory back after the run", more)
+    c.expect(more <= MEMORY_MARGIN, "the GPUs have their memory back after the run", more)
     return finished

@@ -74,7 +74,7 @@ def places_of(files: Sequence[Path], machines: Sequence[int] = MACHINES) -> dict
 def _on_machine(file: Any, path: str, count: int) -> dict[str, Place]:
     """Where each test of a file runs on a machine with so many accelerators."""
     from torch_testing_ext.runner.options import Options
-    from torch_testing_ext.runner.scheduling.leases import make_inventory
+    from torch_testing_ext.runner.scheduling.inventory import make_inventory
     from torch_testing_ext.runner.scheduling.plan import plan
 
     with _accelerators(count):

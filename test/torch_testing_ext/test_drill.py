@@ -41,7 +41,7 @@ from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
 from torch_testing_ext.runner.model import KnownFile
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
-from torch_testing_ext.runner.report import text
+from torch_testing_ext.runner.report import drills_in_words, wording
 
 
 class Programs(Ranks):
@@ -116,7 +116,7 @@ def drilled(test, *words, **options):
 
 def ends(report):
     """By fault: the words of its cells."""
-    return {cell.fault: text.cell_words((cell,), with_seconds=False) for cell in report.cells}
+    return {cell.fault: drills_in_words.cell_words((cell,), with_seconds=False) for cell in report.cells}
 
 
 class ProgramsTest(unittest.TestCase):
@@ -130,7 +130,7 @@ class ProgramsTest(unittest.TestCase):
             "raises(ValueError, rank=1, at=call(2))": "hung",
         }
         self.assertEqual(ends(report), expected)
-        (hang,) = text.hangs(report, known=False)
+        (hang,) = wording.hangs(report, known=False)
         self.assertIn("raises(ValueError, rank=1, at=call(2)) at all_reduce #2", hang)
         self.assertIn("rank 1 raised ValueError", hang)
 
@@ -148,7 +148,7 @@ class ProgramsTest(unittest.TestCase):
         self.assertIn("passes, though known to hang: the reason", seen.message)
         told = [f"{gone.fault}: passed; known to hang: the reason"]
         told.append(f"{no_more.fault}: there is no such point any more; known to hang: the reason")
-        self.assertEqual(text.hang_no_more(report), told)
+        self.assertEqual(wording.hang_no_more(report), told)
 
     def test_recovery_is_told_apart(self):
         seen, (report,) = drilled(Programs("recovers"), "kill", within=20.0)
@@ -191,9 +191,9 @@ class InventedRunsTest(unittest.TestCase):
     def test_ranks_that_pass_different_numbers_of_points(self):
         verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(Outcome.PASSED)))
         self.assertIs(verdict.outcome, Outcome.PASSED)
-        (matrix,) = text.matrices(report)
+        (matrix,) = drills_in_words.matrices(report)
         self.assertEqual(matrix.head, ["kill", "rank 0", "rank 1"])
-        rows = {title: [text.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
+        rows = {title: [drills_in_words.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
         self.assertEqual(rows, {"call(1)": ["passed 1.00 s"] * 2, "call(2) to call(3)": ["passed 1.00 s", "-"]})
 
     def test_a_rank_that_does_not_come_to_the_point_again(self):

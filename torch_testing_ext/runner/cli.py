@@ -132,7 +132,7 @@ def _open_standard_streams() -> None:
 
 
 def _discard_stdout() -> None:
-    from torch_testing_ext.runner.report.text import discard
+    from torch_testing_ext.runner.report.terminal_stream import discard
 
     discard(sys.stdout)
 
@@ -176,13 +176,13 @@ def _start_fake_accelerators(count: int) -> None:
 
 def _show(configured: ConfiguredOptions) -> int:
     """Prints the accounts of failures of the latest run, or of a test that has run by itself in this folder."""
-    from torch_testing_ext.runner.report import console_report
+    from torch_testing_ext.runner.report import show
 
     options = configured.options
     places = [options.journal or options.cache]
     if option_sources.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
         places.append(Path(CACHE))
-    found = list(console_report.accounts_of_failures(places, options.names))
+    found = list(show.accounts_of_failures(places, options.names))
     if not found:
         named = f" of {' '.join(options.names)}" if options.names else ""
         raise UsageError(f"show: no failure{named} in the latest run (results: {places[0]})")

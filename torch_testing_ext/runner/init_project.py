@@ -16,7 +16,7 @@ from typing import Any
 
 from torch_testing_ext._process import shell_words, user_commands
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext.runner.scheduling.selection import files_below, relative_to
+from torch_testing_ext.runner.scheduling.finding_files import files_below, relative_to
 
 from . import option_sources
 from .model import ExitCode

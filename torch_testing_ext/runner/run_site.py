@@ -27,23 +27,20 @@ from torch_testing_ext._machine.nvml import (
 )
 from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
-from torch_testing_ext.runner.scheduling.leases import (
-    Inventory,
-    Leases,
-    Priority,
-    Queue,
-    make_inventory,
-    with_nvlinks,
-)
+from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
+from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import Plan
+from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
 from torch_testing_ext.warm.served_process import find_server
 
-from .model import Attempt, Importing, Reporter, RunHeader, Test, Warned
+from .events import Importing, Reporter, Warned
+from .model import Attempt, RunHeader, Test
 from .options import CannotRun, Options, UsageError, Warm
 
 if TYPE_CHECKING:
     from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
-    from torch_testing_ext.runner.engine.engine import Engine, MemoryReturn
+    from torch_testing_ext.runner.engine.engine import Engine
+    from torch_testing_ext.runner.engine.memory_return import MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
 
 
@@ -79,7 +76,8 @@ class Work:
 @contextmanager
 def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Iterator[LocalSite]:
     """This machine, with a preloaded server that gets ready for the files."""
-    from torch_testing_ext.runner.processes.file_processes import FileProcesses, warm_up_for
+    from torch_testing_ext.runner.processes.file_processes import FileProcesses
+    from torch_testing_ext.runner.processes.preloaded_client import warm_up_for
 
     environ = {}
     if options.ranks_per_gpu > 1:
@@ -144,8 +142,9 @@ class LocalSite:
         header: RunHeader,
     ) -> tuple[Engine, tuple[str, ...]]:
         """The engine that runs the work, and warnings."""
-        from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
+        from torch_testing_ext.runner.engine.engine import Engine
         from torch_testing_ext.runner.engine.other_runs import OtherRuns
+        from torch_testing_ext.runner.engine.places import LocalPlace
 
         queue, leases = self.schedule(work, first)
         warnings: list[str] = []
@@ -168,7 +167,7 @@ class LocalSite:
         warnings: list[str],
     ) -> MemoryReturn | None:
         """Create the memory check, if NVML is available; else a warning."""
-        from torch_testing_ext.runner.engine.engine import MemoryReturn, uuids_for
+        from torch_testing_ext.runner.engine.memory_return import MemoryReturn, uuids_for
 
         inventory = work.inventory
         if inventory.kind not in ("cuda", fake_accelerator.KIND) or inventory.fake or not work.options.memory_check:

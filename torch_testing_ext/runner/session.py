@@ -1,17 +1,17 @@
-"""One run, from its options to its exit code."""
+"""One run, from its options to its exit code.
+
+Each step is a function of the results of those before: `Options` -> `Chosen` -> `Work` -> `Summary`. Misspelt names
+are reported before the modules that run and report tests are imported, which takes longer.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import random
-import shlex
-import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -20,137 +20,33 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
-from torch_testing_ext.runner.scheduling.leases import Inventory, Priority, typical_seconds
-from torch_testing_ext.runner.scheduling.plan import (
-    Plan,
-    describe_undeclared,
-    forecast,
-    in_world,
-    plan,
-    priority,
-    shard,
-    without_result,
-)
-from torch_testing_ext.runner.scheduling.selection import Selection, test_files
+from torch_testing_ext.runner.scheduling.affected_tests import Affected
+from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
+from torch_testing_ext.runner.scheduling.finding_files import test_files
+from torch_testing_ext.runner.scheduling.forecasts import forecast
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, in_world, plan, priority, without_result
+from torch_testing_ext.runner.scheduling.selection import Selection
+from torch_testing_ext.runner.scheduling.shards import shard
+from torch_testing_ext.runner.scheduling.unit_queue import Priority, typical_seconds
 
+from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .model import (
     Attempt,
-    AttemptEnded,
     ExitCode,
     FinishedTest,
     KnownFile,
     Policy,
-    Reporter,
-    Reporters,
-    RunBegan,
-    RunEnded,
-    RunHeader,
     Summary,
     Test,
     TestEnd,
-    TestFinished,
     TestId,
     TestOutcome,
     Unit,
-    Warned,
     exit_code,
 )
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .run_site import Found, LocalSite, Work, on_this_machine
-
-# --------------------------------------------------------------------------------------------------------------------
-# Collects the facts for the header of the reports: command, commit, host, versions and devices. Imports no torch.
-
-# A repository on a slow file system does not delay the run for longer.
-GIT_TIMEOUT = 5.0
-
-
-class CommitQuery:
-    """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
-
-    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = GIT_TIMEOUT):
-        self._root = root
-        self._timeout = timeout
-        # A git command that the user runs meanwhile has priority.
-        self._environ = {**environ, "GIT_OPTIONAL_LOCKS": "0"}
-        self._git: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> CommitQuery:
-        command = ["git", "-C", str(self._root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        # git is not installed.
-        with suppress(OSError):
-            self._git = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                encoding="utf-8",
-                errors="replace",
-                env=self._environ,
-            )
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._git is not None:
-            self._git.kill()
-            self._git.communicate()
-
-    def answer(self) -> tuple[str, bool]:
-        """The commit, and whether the folder has uncommitted changes; an empty commit if git does not say."""
-        if self._git is None:
-            return "", False
-        try:
-            output, _ = self._git.communicate(timeout=self._timeout)
-        except subprocess.TimeoutExpired:
-            return "", False
-        if self._git.returncode != 0:
-            return "", False
-        commit, dirty, _ = output.strip().partition("-dirty")
-        return commit, bool(dirty)
-
-
-def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str, world: int | None = None) -> RunHeader:
-    """The header of a run that this process has been started for."""
-    name, dirty = commit.answer()
-    return RunHeader(
-        command=shlex.join(sys.orig_argv),
-        commit=name,
-        uncommitted_changes=dirty,
-        host=platform.node(),
-        torch=torch_version,
-        python=platform.python_version(),
-        devices=describe_devices(inventory),
-        world=world,
-    )
-
-
-def describe_devices(inventory: Inventory) -> str:
-    """The devices of the run, in words."""
-    number = len(inventory.names)
-    if not number:
-        return "none (CPU only)"
-    words = [str(number)]
-    if inventory.fake:
-        words.append("fake")
-    elif inventory.kind:
-        words.append(inventory.kind)
-    words.append("device" if number == 1 else "devices")
-    named = f"{' '.join(words)}: {', '.join(inventory.names)}"
-    models = Counter(facts.name for facts in inventory.facts if facts.name)
-    if inventory.fake or not models:
-        return named
-    if len(models) == 1:
-        return f"{named} ({next(iter(models))})"
-    counts = ", ".join(f"{count} x {model}" for model, count in models.items())
-    return f"{named} (of {counts})"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# One run, from its options to its exit code: discover, select, plan, then list, forecast or run.
-#
-# Each step is a function of the results of those before: `Options` -> `Chosen` -> `Work` -> `Summary`. Misspelt names
-# are reported before the modules that run and report tests are imported, which takes longer.
 
 if TYPE_CHECKING:
     from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
@@ -158,6 +54,7 @@ if TYPE_CHECKING:
     from torch_testing_ext.runner.processes.file_processes import Discovery
 
     RunSite: TypeAlias = LocalSite | ClusterSite
+from .run_header import CommitQuery, make_header
 
 
 @dataclass(frozen=True)
@@ -407,7 +304,8 @@ def _each_once(*groups: Iterable[str]) -> tuple[str, ...]:
 def _sign_of_life(policy: Policy) -> Reporter:
     """Shows on the terminal that files are imported, although stdout may be for a program."""
     from torch_testing_ext.runner.report import make_status
-    from torch_testing_ext.runner.report.text import TerminalStream, is_terminal
+    from torch_testing_ext.runner.report.console_layout import is_terminal
+    from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 
     if not is_terminal(sys.stderr, os.environ):
         return Reporters(())

@@ -23,17 +23,19 @@ from typing import IO, TYPE_CHECKING, NoReturn
 from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.runner.engine.signals_and_keys import keys
-from torch_testing_ext.runner.report.text import is_terminal
-from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
-from torch_testing_ext.runner.scheduling.selection import test_files
+from torch_testing_ext.runner.report.console_layout import is_terminal
+from torch_testing_ext.runner.scheduling.affected_tests import Affected
+from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
+from torch_testing_ext.runner.scheduling.finding_files import test_files
 from torch_testing_ext.warm.read_record import Stamp, stamp
 
 from . import session
-from .model import Event, ExitCode, RunEnded
+from .events import Event, RunEnded
+from .model import ExitCode
 from .options import Options, Rerun, UsageError, Warm
 
 if TYPE_CHECKING:
-    from torch_testing_ext.runner.report.live_display import WatchPage
+    from torch_testing_ext.runner.report.watch_page import WatchPage
 
 
 POLL = 0.1
@@ -49,7 +51,7 @@ def watch(options: Options, root: Path, guard: Guard) -> int:
         raise UsageError("--watch needs a terminal, and cannot be combined with --pdb and --cluster")
     if importlib.util.find_spec("rich") is None:
         raise UsageError("--watch needs rich, which is not installed")
-    from torch_testing_ext.runner.report.live_display import WatchPage
+    from torch_testing_ext.runner.report.watch_page import WatchPage
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
     # Or UsageError.

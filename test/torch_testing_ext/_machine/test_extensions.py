@@ -23,7 +23,8 @@ from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.scheduling.leases import Leases, environment_of, make_inventory
+from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
 
 BACKEND = "testccl"
 

@@ -311,7 +311,7 @@ class DryRunTest(unittest.TestCase):
 
     def setUp(self):
         # Before torch.cuda is replaced: the checks take a constant from it.
-        importlib.import_module("torch_testing_ext.runner.engine.engine")
+        importlib.import_module("torch_testing_ext.runner.engine.memory_return")
         folder = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)

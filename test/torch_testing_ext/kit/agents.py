@@ -16,15 +16,17 @@ from kit.processes import clean_environ
 from kit.project import EventRecorder, FinishedRun
 from kit.warm import start_agent
 from torch_testing_ext._process.channels import socket_pair
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.scheduling.leases import Inventory, NodeLeases, Queue
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 AGENT = (sys.executable, "-m", "torch_testing_ext.runner.cluster.agent")
 
@@ -96,7 +98,7 @@ class Nodes:
         """The agent of a node."""
         return self.launcher._processes[name].pid
 
-    def run(self, *files: str, react: Callable[[model.Event], object] | None = None, **options: Any) -> FinishedRun:
+    def run(self, *files: str, react: Callable[[events.Event], object] | None = None, **options: Any) -> FinishedRun:
         found = self.place.discover(files, 2)
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         most = self.place.most_at_once

@@ -20,31 +20,34 @@ from torch_testing_ext._collectives.failure import (
     WorldClass,
     WorldView,
 )
+from torch_testing_ext.runner.events import (
+    AttemptEnded,
+    Event,
+    RunBegan,
+    RunEnded,
+    TestBegan,
+    TestFinished,
+    UnitBegan,
+    UnitEnded,
+)
 from torch_testing_ext.runner.model import (
     COUNTS_AS,
     Attempt,
-    AttemptEnded,
     Category,
-    Event,
     FinishedTest,
     Lease,
     Policy,
     RankLog,
-    RunBegan,
-    RunEnded,
     Summary,
     Test,
-    TestBegan,
-    TestFinished,
     TestId,
     TestOutcome,
     Unit,
-    UnitBegan,
-    UnitEnded,
 )
-from torch_testing_ext.runner.report.console_report import Console
-from torch_testing_ext.runner.report.journal import Recorder
-from torch_testing_ext.runner.report.text import Styler, TerminalStream
+from torch_testing_ext.runner.report.console import Console
+from torch_testing_ext.runner.report.console_layout import Styler
+from torch_testing_ext.runner.report.recorder import Recorder
+from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 
 MESSAGE = """rank 1 of 2 failed: AssertionError: 1 != 2
 

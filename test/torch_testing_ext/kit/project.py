@@ -14,23 +14,27 @@ from unittest import mock
 from kit.files import write
 from kit.processes import files_not_kept
 from kit.with_accelerators import FOLDER, environ_of_accelerators
-from torch_testing_ext.runner import model
-from torch_testing_ext.runner.engine.engine import Engine, LocalPlace
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.processes.file_processes import ALWAYS, FileProcesses, WarmUp
-from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
+from torch_testing_ext.runner.processes.file_processes import FileProcesses
+from torch_testing_ext.runner.processes.preloaded_client import ALWAYS, WarmUp
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 
 class EventRecorder:
     """A reporter that keeps all events and passes each to `react`."""
 
-    def __init__(self, react: Callable[[model.Event], object] | None = None):
-        self.events: list[model.Event] = []
+    def __init__(self, react: Callable[[events.Event], object] | None = None):
+        self.events: list[events.Event] = []
         self._react = react
 
-    def on_event(self, event: model.Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         self.events.append(event)
         if self._react is not None:
             self._react(event)
@@ -100,7 +104,7 @@ class Project:
         return name
 
     def run(
-        self, *files: str, react: Callable[[model.Event], object] | None = None, devices: int = 0, **options: Any
+        self, *files: str, react: Callable[[events.Event], object] | None = None, devices: int = 0, **options: Any
     ) -> FinishedRun:
         """Runs all tests of the files."""
         discovery = self.preloaded_server.discover(files, devices)
@@ -111,7 +115,7 @@ class Project:
         self,
         tests: Sequence[Test],
         not_run: Sequence[Attempt] = (),
-        react: Callable[[model.Event], object] | None = None,
+        react: Callable[[events.Event], object] | None = None,
         devices: int = 0,
         inventory: Inventory | None = None,
         **options: Any,

@@ -19,7 +19,7 @@ _IDLE = "300"
 _AGENT = """
 from functools import partial
 from torch_testing_ext.runner.cluster import agent
-from torch_testing_ext.runner.processes.file_processes import WarmUp
+from torch_testing_ext.runner.processes.preloaded_client import WarmUp
 from torch_testing_ext.warm.served_process import find_server
 agent.FileProcesses = partial(agent.FileProcesses, warm_up=WarmUp(server=find_server(may_start=True)))
 agent.main()

@@ -17,7 +17,8 @@ from torch_testing_ext._process import file_reads
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
-from torch_testing_ext.runner.scheduling.earlier_runs import Affected, EarlierRuns
+from torch_testing_ext.runner.scheduling.affected_tests import Affected
+from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 
 RANKS = subject(__file__, "affected_ranks.py")
 PLAIN = subject(__file__, "affected_plain.py")

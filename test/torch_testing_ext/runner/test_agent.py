@@ -21,7 +21,7 @@ from kit.warm import start_agent
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster import cluster_nodes
 from torch_testing_ext.runner.cluster.agent_messages import (
     AgentHello,
@@ -31,18 +31,18 @@ from torch_testing_ext.runner.cluster.agent_messages import (
     FileChanged,
     FindTests,
     FromAgent,
-    MessageReader,
     NodeReady,
-    NotAMessage,
     RunUnit,
     ToAgent,
 )
-from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes, JoiningNode
-from torch_testing_ext.runner.cluster.node_contents import facts_of_machine
+from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes
+from torch_testing_ext.runner.cluster.json_lines import MessageReader, NotAMessage
+from torch_testing_ext.runner.cluster.node_environment import facts_of_machine
+from torch_testing_ext.runner.cluster.remote_node import JoiningNode
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import OrderHazard, ShakeSpec
-from torch_testing_ext.runner.scheduling.leases import NodeLeases
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 
 KINDS = subject(__file__, "kinds_of_ends.py")
 # Waits in a session of its own below the worker, too; the FIFO gets the pid of the worker.
@@ -189,7 +189,7 @@ class LostNodesTest(unittest.TestCase):
         below, self.ended = set(), []
 
         def react(event):
-            if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits":
+            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
                 worker = read_pid(fifo)
                 if len(self.ended) < times:
                     agent = nodes.pid(event.lease.node)
@@ -400,7 +400,7 @@ class InterruptedTest(unittest.TestCase):
             below = set()
 
             def react(event):
-                if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits":
+                if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits":
                     worker = read_pid(fifo)
                     below.update({worker, *descendants(worker)})
                     for _ in range(times):
@@ -577,9 +577,10 @@ class BeforeTheRunTest(unittest.TestCase):
     def test_other_software(self):
         code = (
             "from dataclasses import replace\n"
-            "from torch_testing_ext.runner.cluster import agent, node_contents\n"
-            "real = node_contents.facts_of_machine()\n"
-            "agent.facts_of_machine = node_contents.facts_of_machine = lambda: replace(real, torch='1.0', cuda='99')\n"
+            "from torch_testing_ext.runner.cluster import agent, node_environment\n"
+            "real = node_environment.facts_of_machine()\n"
+            "other = replace(real, torch='1.0', cuda='99')\n"
+            "agent.facts_of_machine = node_environment.facts_of_machine = lambda: other\n"
             "agent.main()\n"
         )
         message, _ = self.refuse("a", command=(AGENT[0], "-c", code))

@@ -20,26 +20,19 @@ from kit.files import subject
 
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster import node_contents, ray_actor, ray_launcher
+from torch_testing_ext.runner.cluster import ray_actor, ray_launcher, shipment
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError
-from torch_testing_ext.runner.cluster.bridge import Bridge, ProjectStore, RayView, UnfitNode, describe_error
-from torch_testing_ext.runner.cluster.bridge_messages import (
-    CannotConnect,
-    Connect,
-    HeldState,
-    Room,
-    SeenNode,
-    TakeMore,
-    Wish,
-    choose_nodes,
-)
+from torch_testing_ext.runner.cluster.bridge import Bridge, RayView
+from torch_testing_ext.runner.cluster.bridge_messages import CannotConnect, Connect, TakeMore
 from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
-from torch_testing_ext.runner.cluster.node_contents import (
+from torch_testing_ext.runner.cluster.held_node import ProjectStore, UnfitNode, describe_error
+from torch_testing_ext.runner.cluster.node_choice import HeldState, Room, SeenNode, Wish, choose_nodes
+from torch_testing_ext.runner.cluster.node_environment import (
     environment_for_nodes,
     notes_on_environment,
     withheld_variables,
 )
-from torch_testing_ext.runner.scheduling.leases import NodeLeases
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 
 HERE = {
     "MINE": "1",
@@ -359,7 +352,7 @@ class TestShipping(unittest.TestCase):
         (root / "b.sh").chmod(mode)
         (root / "link").symlink_to("sub/a.py")
         os.utime(root / "b.sh", (1, len(name)))
-        node_contents.write_tar(node_contents.choose_files(root), root.with_suffix(".tar"))
+        shipment.write_tar(shipment.choose_files(root), root.with_suffix(".tar"))
         return root.with_suffix(".tar").read_bytes()
 
     def test_the_key(self):
@@ -374,9 +367,9 @@ class TestShipping(unittest.TestCase):
         root.mkdir()
         for name in "gone", "b.sh":
             (root / name).touch()
-        chosen = node_contents.choose_files(root)
+        chosen = shipment.choose_files(root)
         (root / "gone").unlink()
-        node_contents.write_tar(chosen, archive)
+        shipment.write_tar(chosen, archive)
         with tarfile.open(archive) as tar:
             self.assertEqual(tar.getnames(), ["b.sh"])
 
@@ -404,7 +397,7 @@ class TestShipping(unittest.TestCase):
         (root / "link").symlink_to("a.py")
         (root / "out").symlink_to(self.folder)
         (root / ".gitignore").write_text("ignored\n*.log\n*.so\n*.pyc\n")
-        sent = node_contents.choose_files(root, ["ignored/test_i.py", "ignored/pack"])
+        sent = shipment.choose_files(root, ["ignored/test_i.py", "ignored/pack"])
         names = {
             *(".gitignore", ".gitmodules", "a.py", "link", "out", "module/in_library.py", "module/new.py"),
             *(
@@ -425,15 +418,15 @@ class TestShipping(unittest.TestCase):
         )
         self.assertIn("not sent to the nodes: out (only as a link, which leads out of the project)", others)
         self.assertIn("not sent: x.log (git ignores it)", sent.describe())
-        node_contents.write_tar(sent, self.folder / "sent.tar")
+        shipment.write_tar(sent, self.folder / "sent.tar")
         ray_actor._unpack((self.folder / "sent.tar").read_bytes(), str(self.folder / "node"), {"a.py": 10**18 + 1})
         self.assertTrue((self.folder / "node" / "empty" / "in_empty").is_dir())
         self.assertEqual((self.folder / "node" / "a.py").stat().st_mtime_ns, 10**18 + 1)
         with tarfile.open(self.folder / "sent.tar") as archive:
-            self.assertEqual(node_contents.sent_file(archive, "a.py"), b"")
-            self.assertIsNone(node_contents.sent_file(archive, "x.log"))
+            self.assertEqual(shipment.sent_file(archive, "a.py"), b"")
+            self.assertIsNone(shipment.sent_file(archive, "x.log"))
         (root / "ignored" / "sub").mkdir()
-        inside = node_contents.choose_files(root / "ignored")  # the project is in an ignored folder: git lists nothing
+        inside = shipment.choose_files(root / "ignored")  # the project is in an ignored folder: git lists nothing
         self.assertEqual(set(inside.files), {"test_i.py", "other.py", "pack/x.py", "sub"})
 
     def test_entries_of_pythonpath(self):
@@ -442,7 +435,7 @@ class TestShipping(unittest.TestCase):
             ["/p/root/lib", "rel", "../up", "/p/root", "/elsewhere", "/p/root2", "", sys.prefix + "/x"]
         )
         self.assertEqual(
-            node_contents.split_path(text, root, cwd), (["lib", "sub/rel", "up", "."], ["/elsewhere", "/p/root2"])
+            shipment.split_path(text, root, cwd), (["lib", "sub/rel", "up", "."], ["/elsewhere", "/p/root2"])
         )
 
     def test_what_a_node_keeps(self):

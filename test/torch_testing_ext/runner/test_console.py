@@ -30,27 +30,23 @@ from kit.invented_runs import (
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
 from torch_testing_ext._process import user_commands
-from torch_testing_ext.runner.model import (
-    FinishedTest,
-    Lease,
+from torch_testing_ext.runner.events import (
     Output,
-    Policy,
     RunBegan,
     Running,
     StatusRequested,
     Stopping,
-    TestEnd,
     TestFinished,
-    TestId,
     TestIsSlow,
-    TestOutcome,
     Warned,
 )
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestEnd, TestId, TestOutcome
 from torch_testing_ext.runner.options import Options, StatusLevel, Verbosity
-from torch_testing_ext.runner.report import console_report, make_reporters, text
-from torch_testing_ext.runner.report.console_report import Console
-from torch_testing_ext.runner.report.text import ConsoleLayout, TerminalStream, make_styler
-from torch_testing_ext.runner.scheduling.plan import Estimate
+from torch_testing_ext.runner.report import github, make_reporters, wording
+from torch_testing_ext.runner.report.console import Console
+from torch_testing_ext.runner.report.console_layout import ConsoleLayout, make_styler
+from torch_testing_ext.runner.report.terminal_stream import TerminalStream
+from torch_testing_ext.runner.scheduling.forecasts import Estimate
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
@@ -398,7 +394,7 @@ class StreamTest(unittest.TestCase):
         self.assertEqual(lines({"GITHUB_ACTIONS": "true"}), [f"::error {where},{title}::100%25 wrong%0Areally"])
         self.assertEqual(lines({}), [])
         bad = finished_test("test_bad", TestOutcome.FAILED, message="x" * 1_000_000)
-        self.assertLess(len(console_report.annotation([bad], Policy())), 5000)
+        self.assertLess(len(github.annotation([bad], Policy())), 5000)
 
     def test_github_tells_each_cause_once_at_the_line_of_the_culprit(self):
         site = Site("/x/test_example.py", 7, "load")
@@ -472,7 +468,7 @@ class OnATerminalTest(unittest.TestCase):
         seen = self.seen()
         self.assertIn("\x1b[?25l", seen)  # the cursor is hidden
         self.assertGreater(seen.rindex("\x1b[?25h"), seen.rindex("\x1b[?25l"))  # and shown again at the end
-        plain = text.printable(seen)
+        plain = wording.printable(seen)
         self.assertIn("0/2", plain)
         self.assertIn("1/2", plain)
         self.assertIn("cpu 0, 1", plain)  # where the test runs
@@ -488,22 +484,22 @@ class OnATerminalTest(unittest.TestCase):
 class WordsTest(unittest.TestCase):
     def test_a_line_does_not_name_its_test_twice(self):
         one = attempt("test_a", TestOutcome.FAILED, message="killed 0.1 s into ExampleTest.test_a\n\nmore")
-        self.assertEqual(text.reason(one), "killed 0.1 s into ExampleTest.test_a")
-        self.assertEqual(text.reason(replace(one, reason="killed")), "killed")
+        self.assertEqual(wording.reason(one), "killed 0.1 s into ExampleTest.test_a")
+        self.assertEqual(wording.reason(replace(one, reason="killed")), "killed")
 
     def test_durations(self):
         given = (0.0, 9.994, 12.34, 99.94, 125.0, 3725.0)
         expected = ["0.00 s", "9.99 s", "12.3 s", "99.9 s", "2 min 05 s", "1 h 02 min"]
-        self.assertEqual([text.duration(seconds) for seconds in given], expected)
+        self.assertEqual([wording.duration(seconds) for seconds in given], expected)
 
     def test_ordinals(self):
         expected = ["1st", "2nd", "3rd", "4th", "11th", "12th", "22nd"]
-        self.assertEqual([text.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 22)], expected)
+        self.assertEqual([wording.ordinal(n) for n in (1, 2, 3, 4, 11, 12, 22)], expected)
 
     def test_printable_changes_only_illegal_characters(self):
-        self.assertEqual(text.printable("a\tb\nnaïve ☃ 𝄞"), "a\tb\nnaïve ☃ 𝄞")
-        self.assertEqual(text.printable("\x00\x0b\x7f\ufffe\ud800"), r"\x00\x0b\x7f\ufffe\ud800")
-        self.assertEqual(text.printable("10%\r20%\r\n\x1b[1;32mok\x1b[0m"), "10%\n20%\nok")
+        self.assertEqual(wording.printable("a\tb\nnaïve ☃ 𝄞"), "a\tb\nnaïve ☃ 𝄞")
+        self.assertEqual(wording.printable("\x00\x0b\x7f\ufffe\ud800"), r"\x00\x0b\x7f\ufffe\ud800")
+        self.assertEqual(wording.printable("10%\r20%\r\n\x1b[1;32mok\x1b[0m"), "10%\n20%\nok")
 
 
 class EstimateTest(unittest.TestCase):

@@ -7,7 +7,7 @@ from kit.files import FolderCase
 from torch_testing_ext._process.project_settings import project_root
 from torch_testing_ext.runner.option_sources import default_folders, read_options
 from torch_testing_ext.runner.options import UsageError
-from torch_testing_ext.runner.scheduling.selection import test_files
+from torch_testing_ext.runner.scheduling.finding_files import test_files
 
 
 class DefaultFoldersTest(FolderCase):

@@ -2,9 +2,11 @@
 
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.engine.engine import Dispatcher, HeldDevice, MemoryReturn
+from torch_testing_ext.runner.engine.dispatcher import Dispatcher
+from torch_testing_ext.runner.engine.memory_return import HeldDevice, MemoryReturn
 from torch_testing_ext.runner.model import Test, TestId, Unit
-from torch_testing_ext.runner.scheduling.leases import Leases, Queue
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 
 def unit(number, devices=0, file="test_x.py"):

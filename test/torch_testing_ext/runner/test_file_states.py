@@ -1,7 +1,7 @@
 """Tests the states of the process of a test file: as a table, without processes."""
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.file_processes import FileState, after
+from torch_testing_ext.runner.processes.file_handle import FileState, after
 
 S = FileState
 FINAL = (S.UNSAFE, S.SKIPPED, S.BROKEN)

@@ -12,8 +12,8 @@ from kit.invented import make_attempt
 from kit.invented_runs import SCREEN, attempt, every_outcome, finished_in_world, hang_of_ranks, history_of, ranks
 
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
-from torch_testing_ext.runner.report import html_page
-from torch_testing_ext.runner.report.text import printable
+from torch_testing_ext.runner.report.page import html_page, timeline
+from torch_testing_ext.runner.report.wording import printable
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
 OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"
@@ -116,7 +116,7 @@ class InABrowserTest(unittest.TestCase):
         left, width, top = self.ask(place)
         self.assertAlmostEqual(left, 0.4, places=2)
         self.assertAlmostEqual(width, 0.4, places=2)
-        self.assertTrue(html_page.LANE < top < 2 * html_page.LANE, "it ran on the second device")
+        self.assertTrue(timeline.LANE < top < 2 * timeline.LANE, "it ran on the second device")
 
     def test_a_failure_of_ranks(self):
         self.open((hang_of_ranks(4), *every_outcome()))
@@ -309,10 +309,10 @@ class TextTest(unittest.TestCase):
         self.assertEqual(page.count("characters cut here"), 3)
 
     def test_ticks_are_round_and_few(self):
-        self.assertEqual([html_page.tick_step(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
+        self.assertEqual([timeline.tick_step(length) for length in (0.4, 8, 9, 59, 3600)], [0.05, 1, 2, 10, 500])
 
     def test_every_attempt_has_its_bars(self):
-        svg = html_page.render_timeline(history_of(every_outcome()), {})
+        svg = timeline.render_timeline(history_of(every_outcome()), {})
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))

@@ -8,7 +8,7 @@ from kit.project import Project
 
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.file_processes import FileHandle
+from torch_testing_ext.runner.processes.file_handle import FileHandle
 
 FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
 

@@ -8,7 +8,7 @@ from kit.processes import descendants, is_alive, open_descriptors
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events
 from torch_testing_ext.runner.options import Repeat
 
 
@@ -156,7 +156,7 @@ class TestClassFixtures(TestCase):
             )
         )
         self.assertEqual(ran.outcomes, dict.fromkeys(("test_a", "test_b", "test_c"), "passed"))
-        self.assertEqual(len(ran.recorder.of(model.UnitBegan)), 1)
+        self.assertEqual(len(ran.recorder.of(events.UnitBegan)), 1)
 
     def test_the_other_tests_run_when_the_process_dies(self):
         ran = PROJECT.run(
@@ -209,7 +209,7 @@ class TestRetriesAndRepetitions(TestCase):
         ran = PROJECT.run(file, retries=2)
         self.assertEqual(ran.outcomes, {"test_third": "flaky", "test_never": "failed"})
         self.assertEqual([attempt.number for attempt in ran.attempts["test_third"]], [1, 2, 3])
-        self.assertEqual([event.retry for event in ran.recorder.of(model.AttemptEnded)].count(True), 4)
+        self.assertEqual([event.retry for event in ran.recorder.of(events.AttemptEnded)].count(True), 4)
 
     def test_maxfail_starts_no_more(self):
         file = PROJECT.write(
@@ -219,7 +219,7 @@ class TestRetriesAndRepetitions(TestCase):
         ran = PROJECT.run(file, maxfail=2, jobs=1)
         self.assertEqual(len(ran.outcomes), 2)
         self.assertEqual(len(ran.summary.unfinished), 2)
-        self.assertEqual([event.reason for event in ran.recorder.of(model.Stopping)], ["2 tests failed"])
+        self.assertEqual([event.reason for event in ran.recorder.of(events.Stopping)], ["2 tests failed"])
 
     def test_until_failure(self):
         mark = PROJECT.root / "times"

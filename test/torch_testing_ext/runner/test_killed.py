@@ -14,7 +14,7 @@ from kit.project import Project
 
 import torch_testing_ext
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events
 
 # The first test waits to be killed; its helper in another session must end, too. The others pass at once.
 SOURCE = """
@@ -64,7 +64,7 @@ class TestKilled(TestCase):
         killed = []
 
         def react(event):
-            if isinstance(event, model.TestBegan) and event.test.id.method == "test_a_waits" and not killed:
+            if isinstance(event, events.TestBegan) and event.test.id.method == "test_a_waits" and not killed:
                 victim = wait_for_pid(ready)
                 below = descendants(victim)
                 for _ in range(generations):

@@ -7,8 +7,9 @@ from kit.invented import make_attempt, make_test, make_unit
 
 from torch_testing_ext.runner.model import TestOutcome
 from torch_testing_ext.runner.report import listing
-from torch_testing_ext.runner.scheduling.leases import Leases, Queue
-from torch_testing_ext.runner.scheduling.plan import forecast
+from torch_testing_ext.runner.scheduling.forecasts import forecast
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 FILE = "test/distributed/test_x.py"
 TESTS = [

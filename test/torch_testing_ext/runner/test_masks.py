@@ -19,13 +19,8 @@ from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
-from torch_testing_ext.runner.scheduling.leases import (
-    Inventory,
-    Leases,
-    environment_of,
-    make_inventory,
-    with_nvlinks,
-)
+from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory, with_nvlinks
+from torch_testing_ext.runner.scheduling.leases import Leases
 
 MISSING = "names a device that is not there: "
 

@@ -19,12 +19,11 @@ from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
 from torch_testing_ext._process import notes, system
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch import verdict
-from torch_testing_ext.runner import model
-from torch_testing_ext.runner.engine.engine import (
-    MARGIN,
-    Engine,
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.engine.memory_return import (
+    MEMORY_MARGIN,
     HeldDevice,
-    LocalPlace,
     MemoryReturn,
     describe_process,
     taken_by_others,
@@ -32,12 +31,16 @@ from torch_testing_ext.runner.engine.engine import (
     why_held,
     with_held,
 )
+from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.model import DeviceMemory, Lease, TestOutcome
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.processes.file_processes import FileProcesses, WarmUp
-from torch_testing_ext.runner.report import text
-from torch_testing_ext.runner.scheduling.leases import Inventory, Leases, Queue
+from torch_testing_ext.runner.processes.file_processes import FileProcesses
+from torch_testing_ext.runner.processes.preloaded_client import WarmUp
+from torch_testing_ext.runner.report import wording
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 GIB = 2**30
 
@@ -85,7 +88,7 @@ class MemoryReturnTest(unittest.TestCase):
         return found[0], nvml.asked
 
     def test_back_at_once(self):
-        self.assertEqual(self.after_lease({"GPU-a": GIB}, {"GPU-a": GIB + MARGIN}), ((), 2))
+        self.assertEqual(self.after_lease({"GPU-a": GIB}, {"GPU-a": GIB + MEMORY_MARGIN}), ((), 2))
 
     def test_back_after_a_while(self):
         answers = {"GPU-a": GIB}, {"GPU-a": 5 * GIB}, {"GPU-a": 3 * GIB}, {"GPU-a": GIB}
@@ -253,7 +256,7 @@ class QuarantineTest(unittest.TestCase):
         messages = {one.test.id.method: one.last.said for one in summary.finished}
         self.assertRegex(messages["test_first"], "^device 0 still had 2.0 GiB more")
         self.assertRegex(messages["test_wide"], "^it was not run: too few devices are left: device 0 still had")
-        warned = [event.text for event in recorder.of(model.Warned)]
+        warned = [event.text for event in recorder.of(events.Warned)]
         self.assertEqual(len(warned), 1)
         self.assertRegex(warned[0], "device 0 .* is not used again in this run")
         self.assertEqual(list(summary.warnings), warned)
@@ -281,7 +284,7 @@ class PeakTest(unittest.TestCase):
         attempt = make_attempt(
             make_test("test_x"), TestOutcome.PASSED, lease=Lease(("0",)), memory=DeviceMemory(GIB, 3 * GIB // 2, 2)
         )
-        self.assertEqual(text.memory(attempt), "1.5 GiB of device memory")
+        self.assertEqual(wording.memory(attempt), "1.5 GiB of device memory")
 
 
 PEAKS = subject(__file__, "peaks_of_ranks.py")

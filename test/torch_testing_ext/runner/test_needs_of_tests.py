@@ -9,7 +9,7 @@ import pytest
 from kit.project import Project
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events, model
 from torch_testing_ext.runner.processes.loaded_file import NamedTest, describe
 from torch_testing_ext.runner.scheduling.leases import slots_of
 from torch_testing_ext.upstream import drop_in
@@ -98,7 +98,7 @@ class QueueTest(TestCase):
         ran = project.run(file, devices=1, jobs=2, timeout=60.0)
         self.assertEqual(ran.outcomes, dict.fromkeys(("test_a", "test_b", "test_one"), "passed"))
         self.assertEqual([ran[name].output for name in ("test_a", "test_b", "test_one")], ["''\n", "''\n", "0\n"])
-        leases = {event.unit.tests[0].id.method: event.lease for event in ran.recorder.of(model.UnitBegan)}
+        leases = {event.unit.tests[0].id.method: event.lease for event in ran.recorder.of(events.UnitBegan)}
         self.assertEqual((leases["test_a"].devices, len(leases["test_a"].slots)), ((), 1))
 
 

@@ -5,8 +5,9 @@ import unittest
 from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
-from torch_testing_ext.runner.scheduling.leases import MOST_OVERTAKEN, NodeLeases, Queue
-from torch_testing_ext.runner.scheduling.plan import forecast
+from torch_testing_ext.runner.scheduling.forecasts import forecast
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.scheduling.unit_queue import MOST_OVERTAKEN, Queue
 
 
 def make(units, *nodes):

@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.agents import Nodes
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster.agent import MOST_SHARE, most_share
+from torch_testing_ext.runner.cluster.node_memory import MOST_SHARE, most_share
 
 # A test says itself what the system's files show. In its second attempt the fat one does nothing.
 TESTS = """

@@ -14,8 +14,9 @@ from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds
 from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
-from torch_testing_ext.runner.scheduling.leases import Inventory
-from torch_testing_ext.runner.scheduling.plan import in_world, plan, priority, shard, without_result
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.plan import in_world, plan, priority, without_result
+from torch_testing_ext.runner.scheduling.shards import shard
 
 TWO = Inventory(("0", "1"), "cuda")
 

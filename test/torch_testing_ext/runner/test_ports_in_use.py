@@ -14,7 +14,8 @@ from kit.files import subject
 from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Unit
-from torch_testing_ext.runner.scheduling.leases import Leases, Queue
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 ROOT = Path(__file__).resolve().parents[3]
 

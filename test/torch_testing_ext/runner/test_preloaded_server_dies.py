@@ -13,10 +13,10 @@ from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import model
-from torch_testing_ext.runner.engine import engine
+from torch_testing_ext.runner import events
+from torch_testing_ext.runner.engine import places
 from torch_testing_ext.runner.options import CannotRun
-from torch_testing_ext.runner.processes import file_processes
+from torch_testing_ext.runner.processes import file_processes, preloaded_client
 
 # Kills the preloaded server: the parent of the parent of the supervisor.
 KILLERS = subject(__file__, "killers.py")
@@ -68,7 +68,7 @@ class KilledByTestsTest(PreloadedServerCase):
         source = KILLERS + "".join(
             f"    def test_{number}(self): self.kill_the_preloaded_server()\n" for number in range(4)
         )
-        with mock.patch.object(file_processes, "MOST_DEATHS", 2):
+        with mock.patch.object(preloaded_client, "MOST_DEATHS", 2):
             ran = self.project.run(self.project.write(source), jobs=1, retries=1)
         self.assertEqual(len(ran.outcomes), 5)
         self.assertEqual(set(ran.outcomes.values()), {"error"})
@@ -155,7 +155,7 @@ class NotStartedAgainTest(TestCase):
         file = self.project.write(KILLERS + "    def test_a(self): self.kill_the_preloaded_server()\n" + tests)
 
         def react(event):
-            if isinstance(event, model.RunBegan):
+            if isinstance(event, events.RunBegan):
                 (self.project.root / "marker").touch()
 
         ran = self.project.run(file, react=react, jobs=1)
@@ -182,7 +182,7 @@ class RefusedTest(PreloadedServerCase):
         return self.PROJECT
 
     def test_a_folder(self):
-        start = engine.RunningUnit
+        start = places.RunningUnit
         refused = []
 
         def refuse_the_first(unit, *more):
@@ -191,7 +191,7 @@ class RefusedTest(PreloadedServerCase):
                 raise OSError(errno.ENOSPC, "No space left on device", "unit0")
             return start(unit, *more)
 
-        with mock.patch.object(engine, "RunningUnit", refuse_the_first):
+        with mock.patch.object(places, "RunningUnit", refuse_the_first):
             ran = self.project.run(self.project.write(self.SOURCE), jobs=1)
         (first,) = refused
         self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "passed", first: "error"})
@@ -199,7 +199,7 @@ class RefusedTest(PreloadedServerCase):
 
     def test_a_log(self):
         def react(event):
-            if isinstance(event, model.UnitBegan):
+            if isinstance(event, events.UnitBegan):
                 (self.project.preloaded_server.directory / f"unit{event.unit.number}" / "log").mkdir(parents=True)
 
         ran = self.project.run(self.project.write(self.SOURCE), react=react, jobs=1)

@@ -20,8 +20,8 @@ from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
 from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
-from torch_testing_ext.runner.report.html_page import css_class
-from torch_testing_ext.runner.report.text import printable
+from torch_testing_ext.runner.report.page.timeline import css_class
+from torch_testing_ext.runner.report.wording import printable
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 PREFIX = "test/distributed/"

@@ -16,10 +16,12 @@ from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, DeviceFacts, 
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import Action, Options, UsageError
-from torch_testing_ext.runner.report import text
+from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.run_site import notes_on_sharing
-from torch_testing_ext.runner.scheduling.leases import Leases, Queue, environment_of, make_inventory
+from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 GIB = 2**30
 H100 = DeviceFacts("H100", 80 * GIB, (9, 0))
@@ -64,7 +66,7 @@ class RanksPerGpuTest(unittest.TestCase):
         (unit,) = planned(make_test("test_x", devices=4, world_size=4), found).units
         leases = Leases(found.names, 4, facts=found.facts, shared_backend=found.shared_backend)
         lease = leases.take(unit)
-        self.assertEqual(text.place(lease), "gpu 0: 4 ranks on 1 GPU over gloo")
+        self.assertEqual(wording.place(lease), "gpu 0: 4 ranks on 1 GPU over gloo")
         self.assertEqual(environment_of(lease, found), {"CUDA_VISIBLE_DEVICES": "0", RANKS_PER_GPU: "4"})
         alone = Lease(("0",))
         self.assertEqual(environment_of(alone, found), {"CUDA_VISIBLE_DEVICES": "0", RANKS_PER_GPU: ""})

@@ -16,7 +16,7 @@ from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListen
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import CannotRun, Options
-from torch_testing_ext.runner.processes import file_processes
+from torch_testing_ext.runner.processes import file_handle, file_processes
 from torch_testing_ext.runner.processes.worker_messages import LoadAs, UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
@@ -40,7 +40,7 @@ class RefusedTest(TestCase):
     def step(self) -> None:
         self.preloaded_server.loop.step(time.monotonic())
 
-    def start(self, file: file_processes.FileHandle) -> None:
+    def start(self, file: file_handle.FileHandle) -> None:
         ours, theirs = socket_pair()
         self.addCleanup(ours.close)
         self.addCleanup(theirs.close)
@@ -64,9 +64,9 @@ class RefusedTest(TestCase):
         """The unit leaves nothing behind, and the next one tries again, instead of waiting for ever."""
         gc.collect()  # it closes files that earlier tests have left open
         open_before = sorted(os.listdir("/proc/self/fd"))
-        with mock.patch.object(file_processes, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
+        with mock.patch.object(file_handle, "socket_pair", side_effect=NO_MORE_FILES), self.assertRaises(OSError):
             self.start_unit()
-        self.assertEqual(self.preloaded_server.file("test_x.py").state, file_processes.FileState.CLOSED)
+        self.assertEqual(self.preloaded_server.file("test_x.py").state, file_handle.FileState.CLOSED)
         self.assertEqual(sorted(os.listdir("/proc/self/fd")), open_before)
         self.assertEqual(os.listdir(self.root), [])
 
@@ -80,7 +80,7 @@ class RefusedTest(TestCase):
 
     def test_a_request_to_a_file(self) -> None:
         file = self.preloaded_server.file("test_x.py")
-        file.state = file_processes.FileState.READY
+        file.state = file_handle.FileState.READY
         units = RequestedChildren(self.preloaded_server.loop)
         file._process = mock.Mock(units=units, free=[], fresh=set(), **{"channel.send.side_effect": NO_MORE_FILES})
         self.start(file)
@@ -90,7 +90,7 @@ class RefusedTest(TestCase):
 
     def test_a_unit_waits_until_its_file_is_imported(self) -> None:
         file = self.preloaded_server.file("test_x.py")
-        file.state = file_processes.FileState.OPENING
+        file.state = file_handle.FileState.OPENING
         self.start(file)
         self.step()
         self.assertEqual(self.told, [])
@@ -98,7 +98,7 @@ class RefusedTest(TestCase):
 
     def test_the_start_of_a_unit_is_no_time_of_its_test(self) -> None:
         """The test has not begun while its file is imported, so it has not timed out."""
-        self.preloaded_server.file("test_x.py").state = file_processes.FileState.OPENING  # its units wait
+        self.preloaded_server.file("test_x.py").state = file_handle.FileState.OPENING  # its units wait
         unit = self.start_unit(timeout=0.001)
         self.assertFalse(self.preloaded_server.loop.step(time.monotonic() + 0.05), "a timer was due")
         self.assertEqual((unit.cause, unit._stacks_wanted), (EndCause.ITSELF, []))

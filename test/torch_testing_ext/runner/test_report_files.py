@@ -34,31 +34,29 @@ from kit.junit import Invalid, read_junit, validate
 import torch_testing_ext
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext.runner.events import Importing, RunBegan, UnitBegan, UnitEnded
 from torch_testing_ext.runner.model import (
     Category,
     FinishedTest,
-    Importing,
     Lease,
     Policy,
-    RunBegan,
     RunHeader,
     Test,
     TestEnd,
     TestId,
     TestOutcome,
     Unit,
-    UnitBegan,
-    UnitEnded,
 )
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.report import make_reporters, result_files
-from torch_testing_ext.runner.report.journal import Recorder
+from torch_testing_ext.runner.report import json_results, make_reporters, perfetto
+from torch_testing_ext.runner.report.junit import render_junit
+from torch_testing_ext.runner.report.recorder import Recorder
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 
 
 def cases(finished, policy=None, **run):
-    root = read_junit(result_files.render_junit(history_of(finished, policy, **run)))
+    root = read_junit(render_junit(history_of(finished, policy, **run)))
     return {case.get("name"): case for case in root.iter("testcase")}
 
 
@@ -68,7 +66,7 @@ def kinds(case):
 
 class JUnitTest(unittest.TestCase):
     def test_counts(self):
-        root = read_junit(result_files.render_junit(history_of(every_outcome())))
+        root = read_junit(render_junit(history_of(every_outcome())))
         expected = {"tests": "12", "failures": "6", "errors": "0"}
         self.assertEqual({name: root.get(name) for name in expected}, expected)
         self.assertEqual([suite.get("skipped") for suite in root], ["2", "0"])
@@ -107,7 +105,7 @@ class JUnitTest(unittest.TestCase):
         case = cases(every_outcome())["test_failed"]
         self.assertEqual(case.get("classname"), "test.distributed.test_example.ExampleTest")
         self.assertEqual(set(case.keys()), {"classname", "name", "time"})
-        root = read_junit(result_files.render_junit(history_of(every_outcome())))
+        root = read_junit(render_junit(history_of(every_outcome())))
         self.assertEqual(root[0].get("file"), "test/distributed/test_example.py")
 
     def test_a_test_that_fails_each_time(self):
@@ -137,7 +135,7 @@ class JUnitTest(unittest.TestCase):
     def test_every_character_is_legal(self):
         every = "".join(map(chr, range(0x300))) + "\ud800\udfff\ufffe\uffff\U0001f600]]>&<'\""
         one = attempt("test_" + every, TestOutcome.FAILED, message=every, output=every, ranks=ranks([every]))
-        root = read_junit(result_files.render_junit(history_of([FinishedTest((one,))])))
+        root = read_junit(render_junit(history_of([FinishedTest((one,))])))
         self.assertIn("\\x00\\x01", root.find(".//failure").text)
         self.assertIn("]]>&<'\"", root.find(".//system-out").text)
 
@@ -152,7 +150,7 @@ class JUnitTest(unittest.TestCase):
         ids = [TestId("a/b.py", "T", "test_x"), TestId("a.b.py", "T", "test_x"), TestId("a/b.py", "T", "test_\x00")]
         ids.append(TestId("a/b.py", "T", "test_\\x00"))
         finished = [FinishedTest((make_attempt(Test(one), TestOutcome.PASSED),)) for one in ids]
-        root = read_junit(result_files.render_junit(history_of(finished)))
+        root = read_junit(render_junit(history_of(finished)))
         names = [case.get("name") for case in root.iter("testcase")]
         self.assertEqual(sorted(names), ["test_\\x00", "test_\\x00 #2", "test_x", "test_x #2"])
 
@@ -163,9 +161,7 @@ class JUnitTest(unittest.TestCase):
     def test_tests_that_did_not_run(self):
         good, left = finished_test("test_good", TestOutcome.PASSED), a_test("test_left")
         for interrupted, errors in (False, []), (True, ["run_test.py::the whole run"]):
-            root = read_junit(
-                result_files.render_junit(history_of([good], interrupted=interrupted, unfinished=(left,)))
-            )
+            root = read_junit(render_junit(history_of([good], interrupted=interrupted, unfinished=(left,))))
             why = "did not run: the run was interrupted" if interrupted else "did not run: the run stopped early"
             self.assertEqual([skip.get("message") for skip in root.iter("skipped")], [why])
             red = [
@@ -180,7 +176,7 @@ class JUnitTest(unittest.TestCase):
         for seconds in -0.004, float("nan"), float("inf"), 1e9, 1e-9, 123456.7891:
             one = FinishedTest((make_attempt(a_test("test_a"), TestOutcome.PASSED, seconds=seconds),))
             with self.subTest(seconds=seconds):
-                read_junit(result_files.render_junit(history_of([one])))
+                read_junit(render_junit(history_of([one])))
 
     def test_a_message_of_a_million_characters_is_whole_and_its_title_short(self):
         message = "AssertionError: " + "x" * 1_000_000 + " end"
@@ -191,7 +187,7 @@ class JUnitTest(unittest.TestCase):
 
     def test_the_header(self):
         header = RunHeader("python run_test.py -k 'a b'", "abc", True, "node7", "2.13.0", "3.11.4", "1 cuda device: 0")
-        root = read_junit(result_files.render_junit(history_of(every_outcome(), header=header)))
+        root = read_junit(render_junit(history_of(every_outcome(), header=header)))
         for suite in root:
             self.assertEqual(suite.get("hostname"), "node7")
             found = {one.get("name"): one.get("value") for one in suite.iter("property")}
@@ -227,7 +223,7 @@ class JUnitTest(unittest.TestCase):
         finished = (*every_outcome(), finished_test("test_bad", TestOutcome.FAILED, TestOutcome.TIMEOUT))
         for policy in Policy(), Policy(fail_flaky=True, fail_leaked=True):
             history = history_of(finished, policy)
-            report = result_files.render_junit(history).encode()
+            report = render_junit(history).encode()
             failed = history.summary.count(Category.FAILED)
             for flavour in junitparser, xunit2:
                 read = flavour.JUnitXml.fromstring(report)
@@ -299,7 +295,7 @@ class TraceTest(unittest.TestCase):
             if not isinstance(event, UnitBegan | UnitEnded):
                 recorder.on_event(event)
         recorder.on_event(UnitBegan(unit, lease, 1.0))
-        self.events = json.loads(result_files.render_perfetto(recorder.history(ended(finished, seconds=3.0))))[
+        self.events = json.loads(perfetto.render_perfetto(recorder.history(ended(finished, seconds=3.0))))[
             "traceEvents"
         ]
 
@@ -326,7 +322,7 @@ class WholeWorldTest(unittest.TestCase):
     """A test in a whole world, in the files of a run."""
 
     def test_a_lane_for_each_class_in_the_trace(self):
-        events = json.loads(result_files.render_perfetto(history_of([finished_in_world(8)])))["traceEvents"]
+        events = json.loads(perfetto.render_perfetto(history_of([finished_in_world(8)])))["traceEvents"]
         (name,) = [one for one in events if one["name"] == "process_name" and "whole world" in one["args"]["name"]]
         self.assertEqual(
             name["args"]["name"],
@@ -342,11 +338,11 @@ class WholeWorldTest(unittest.TestCase):
 
     def test_json_and_junit(self):
         history = history_of([finished_in_world(8)], header=RunHeader(world=8))
-        (test,) = result_files.json_document(history)["tests"]
+        (test,) = json_results.json_document(history)["tests"]
         (world,) = test["attempts"][0]["worlds"]
         self.assertEqual((world["size"], world["block"], world["traffic"][0][1]), (8, 2, 2048))
-        self.assertEqual(result_files.json_document(history)["header"]["world"], 8)
-        junit = result_files.render_junit(history)
+        self.assertEqual(json_results.json_document(history)["header"]["world"], 8)
+        junit = render_junit(history)
         self.assertIn('name="world" value="whole world: 8 ranks for each test, without communication"', junit)
         self.assertIn("whole world of 8 ranks in 2 classes: 15 calls, 5 KiB sent, longest chain 2", junit)
 
@@ -362,7 +358,7 @@ class TraceOfRanksTest(unittest.TestCase):
         send(recorder, [Importing((), 1, 1, 1_789_999_990.0), Importing(("x.py",), 1, 1, 1_789_999_998.0)])
         *events, end = run_events([hang_of_ranks(4)])
         send(recorder, events)
-        self.events = json.loads(result_files.render_perfetto(recorder.history(end)))["traceEvents"]
+        self.events = json.loads(perfetto.render_perfetto(recorder.history(end)))["traceEvents"]
 
     def slices(self, category):
         found = [one for one in self.events if one.get("cat") == category and one["ph"] == "X"]
@@ -386,7 +382,7 @@ class TraceOfRanksTest(unittest.TestCase):
 
 class ResultsTest(unittest.TestCase):
     def test_the_document(self):
-        found = json.loads(result_files.render_json(history_of(every_outcome())))
+        found = json.loads(json_results.render_json(history_of(every_outcome())))
         self.assertEqual(found["verdicts"], {"passed": 4, "failed": 6, "skipped": 2})
         self.assertEqual(found["outcomes"]["error"], 2)
         by_name = {one["id"].split("::")[-1]: one for one in found["tests"]}
@@ -453,7 +449,7 @@ class WritingTest(unittest.TestCase):
     def test_a_run_without_a_start_event(self):
         """A run that stops before it starts still has reports."""
         recorder = Recorder()
-        for render in result_files.render_junit, result_files.render_perfetto, result_files.render_json:
+        for render in render_junit, perfetto.render_perfetto, json_results.render_json:
             render(recorder.history(ended(())))
         self.assertEqual(recorder.history(ended(())).run, RunBegan((), (), (), 0, 0.0))
 
@@ -461,7 +457,7 @@ class WritingTest(unittest.TestCase):
 class SlicesTest(unittest.TestCase):
     def test_a_slice_is_never_negative(self):
         """A rank may begin before it was asked for, as its clock is rounded."""
-        self.assertEqual(result_files._slice("launch", "launch", 1.0, 0.999999, {})["dur"], 0)
+        self.assertEqual(perfetto._slice("launch", "launch", 1.0, 0.999999, {})["dur"], 0)
 
 
 if __name__ == "__main__":

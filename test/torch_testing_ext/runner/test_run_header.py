@@ -21,8 +21,8 @@ from kit.runs import run_test
 
 import torch_testing_ext
 from torch_testing_ext._machine.device_rules import DeviceFacts
-from torch_testing_ext.runner.scheduling.leases import Inventory
-from torch_testing_ext.runner.session import CommitQuery, describe_devices
+from torch_testing_ext.runner.run_header import CommitQuery, describe_devices
+from torch_testing_ext.runner.scheduling.inventory import Inventory
 
 ROOT = Path(torch_testing_ext.__file__).parents[1]
 AUTHOR = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")

@@ -5,7 +5,8 @@ import unittest
 from kit.drawing import Drawer, seeds
 from kit.invented import make_unit
 
-from torch_testing_ext.runner.scheduling.leases import MOST_OVERTAKEN, Leases, Queue
+from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.unit_queue import MOST_OVERTAKEN, Queue
 
 
 def leases_of(devices, slots):

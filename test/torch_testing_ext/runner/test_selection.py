@@ -8,8 +8,9 @@ from kit.invented import make_test
 
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
-from torch_testing_ext.runner.scheduling import selection as selection_module
-from torch_testing_ext.runner.scheduling.selection import Selection, test_files
+from torch_testing_ext.runner.scheduling import expressions
+from torch_testing_ext.runner.scheduling.finding_files import test_files
+from torch_testing_ext.runner.scheduling.selection import Selection
 
 PARALLEL = "test/distributed/tensor/parallel/test_tp_examples.py"
 OTHER_2D = "test/distributed/tensor/parallel/test_tp_style.py"
@@ -278,7 +279,7 @@ class KeywordTest(unittest.TestCase):
             ("*mlp* and not *False", True),
         ):
             with self.subTest(text=text):
-                self.assertIs(selection_module.parse_expression(text)(self.TEST), expected)
+                self.assertIs(expressions.parse_expression(text)(self.TEST), expected)
 
     def test_mistakes(self):
         for text, place in (
@@ -292,7 +293,7 @@ class KeywordTest(unittest.TestCase):
             ("not", "the end"),
         ):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, f"-k .* found {place}"):
-                selection_module.parse_expression(text)
+                expressions.parse_expression(text)
 
     def test_marks(self):
         slow, plain = Test(self.TEST, marks=("gpu", "slow")), Test(self.TEST)
@@ -305,12 +306,12 @@ class KeywordTest(unittest.TestCase):
             ("SLOW", (False, False)),
         ):
             with self.subTest(text=text):
-                matches = selection_module.parse_marks(text)
+                matches = expressions.parse_marks(text)
                 self.assertEqual((matches(slow), matches(plain)), expected)
                 self.assertTrue(matches(Test(self.TEST, marks=None)), "a test that could not be collected is dropped")
         for text in ("", "slow and", "slow(1)"):
             with self.subTest(text=text), self.assertRaisesRegex(ValueError, "-m .*, found "):
-                selection_module.parse_marks(text)
+                expressions.parse_marks(text)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from torch_testing_ext._machine.machine_resources import (
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.runner.engine.other_runs import OtherRuns
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.scheduling.leases import Leases, make_inventory
+from torch_testing_ext.runner.scheduling.inventory import make_inventory
+from torch_testing_ext.runner.scheduling.leases import Leases
 
 FILE = "test/distributed/test_x.py"
 # Each test says in a file that it holds its devices, which fails if another test does, in this run or another.

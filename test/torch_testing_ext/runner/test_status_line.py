@@ -2,8 +2,8 @@
 
 import unittest
 
-from torch_testing_ext.runner.model import Importing, RunBegan, Warned
-from torch_testing_ext.runner.report.text import ImportNote, importing
+from torch_testing_ext.runner.events import Importing, RunBegan, Warned
+from torch_testing_ext.runner.report.import_note import ImportNote, importing
 
 
 class Screen:

@@ -4,7 +4,7 @@ import unittest
 
 from torch_testing_ext._collectives.failure import RankWait, Site
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.report.html_page import wait_graph
+from torch_testing_ext.runner.report.page.wait_graph import wait_graph
 
 SITE = Site("/x/test_k.py", 30, "test_cycle")
 

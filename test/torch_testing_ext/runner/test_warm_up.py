@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.processes.file_processes import WarmUp, warm_up_for
+from torch_testing_ext.runner.processes.preloaded_client import WarmUp, warm_up_for
 
 PLAIN = """
 import unittest

@@ -263,16 +263,16 @@ engine.Engine.test_began = test_began
     def test_in_one_report(self):
         self.write(FILE, SIMPLE)
         reports = (
-            ("result_files", "render_junit", "x.xml"),
-            ("html_page", "render_page", "x.html"),
-            ("result_files", "render_perfetto", "trace.json"),
+            ("report.junit", "render_junit", "x.xml"),
+            ("report.page.html_page", "render_page", "x.html"),
+            ("report.perfetto", "render_perfetto", "trace.json"),
         )
         for module, function, name in reports:
             with self.subTest(function, file=name):
                 self.break_by(
-                    f"from torch_testing_ext.runner.report import {module}\n"
+                    f"import torch_testing_ext.runner.{module} as module\n"
                     "def broken(*a, **k): raise LookupError('a mistake in a report')\n"
-                    f"{module}.{function} = broken\n"
+                    f"module.{function} = broken\n"
                 )
                 for _, report in (word.split("=") for word in REPORTS):
                     (self.root / report).unlink(missing_ok=True)
@@ -288,9 +288,9 @@ engine.Engine.test_began = test_began
         self.write(FILE, SIMPLE)
         self.break_by(
             """
-from torch_testing_ext.runner.report import console_report
+from torch_testing_ext.runner.report import console
 def broken(*a, **k): raise LookupError("a mistake in the console")
-console_report.Console._test_finished = broken
+console.Console._test_finished = broken
 """
         )
         out = self.finish(self.start(*REPORTS), 3)

@@ -16,7 +16,7 @@ from kit.runs import RunsCase
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner import model
+from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.running_unit import Deadlines
 from torch_testing_ext.runner.options import Options
 
@@ -54,14 +54,14 @@ def tearDownModule():
 class TestStatus(TestCase):
     def test_a_slow_test_is_announced_and_sigusr1_shows_stacks(self):
         def react(event):
-            if isinstance(event, model.TestIsSlow):
+            if isinstance(event, events.TestIsSlow):
                 os.kill(os.getpid(), signal.SIGUSR1)
-            if isinstance(event, model.StatusRequested):
+            if isinstance(event, events.StatusRequested):
                 os.kill(os.getpid(), signal.SIGINT)
 
         ran = PROJECT.run(PROJECT.write(HANGS), react=react, jobs=3, slow_after=1.0)
         self.assertTrue(ran.summary.interrupted)
-        running = {one.test.id.method: one for one in ran.recorder.of(model.StatusRequested)[0].running}
+        running = {one.test.id.method: one for one in ran.recorder.of(events.StatusRequested)[0].running}
         self.assertIn("in wait_for_ever", running["test_alone"].stacks)
         self.assertRegex(running["test_ranks"].stacks, r"rank0:\n.*\n *File .* in wait_for_the_other")
         self.assertGreaterEqual(max(one.seconds for one in running.values()), 1.0)
@@ -91,11 +91,11 @@ class TestStatus(TestCase):
         )
 
         def react(event):
-            if isinstance(event, model.Output) and event.text == "before\n":
+            if isinstance(event, events.Output) and event.text == "before\n":
                 open(fifo, "w").close()
 
         ran = PROJECT.run(file, react=react, stream=True)
-        self.assertEqual("".join(event.text for event in ran.recorder.of(model.Output)), "before\nafter\n")
+        self.assertEqual("".join(event.text for event in ran.recorder.of(events.Output)), "before\nafter\n")
         self.assertEqual(ran["test_it"].output, "before\nafter\n")
 
     def test_all_output_is_streamed_however_it_is_written(self):
@@ -114,13 +114,13 @@ class TestStatus(TestCase):
         )
 
         def react(event):
-            if isinstance(event, model.Output) and event.text.startswith("half") and fifo.exists():
+            if isinstance(event, events.Output) and event.text.startswith("half") and fifo.exists():
                 open(fifo, "w").close()
                 fifo.unlink()
 
         ran = PROJECT.run(file, react=react, stream=True)
         written = "half of a character: ü\n" + "line\n" * 30_000 + "\n"
-        self.assertTrue("".join(event.text for event in ran.recorder.of(model.Output)) == written)
+        self.assertTrue("".join(event.text for event in ran.recorder.of(events.Output)) == written)
 
 
 class DeadlineTest(TestCase):
@@ -191,10 +191,10 @@ class TestLeases(TestCase):
         self.assertEqual((ran.outcomes["test_d"], ran["test_d"].end.want), ("skipped", "9 devices"))
         held = set()
         for event in ran.recorder.events:
-            if isinstance(event, model.UnitBegan):
+            if isinstance(event, events.UnitBegan):
                 self.assertFalse(held & set(event.lease.devices))
                 held |= set(event.lease.devices)
-            if isinstance(event, model.UnitEnded):
+            if isinstance(event, events.UnitEnded):
                 held -= set(event.lease.devices)
         for name in ("test_a", "test_b", "test_c"):
             self.assertEqual(ran[name].output, ",".join(ran[name].lease.devices) + "\n")

@@ -20,9 +20,10 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Outcome, judging
 from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, FinishedTest, Policy, TestOutcome
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.processes.pytest_session import outcome_of
-from torch_testing_ext.runner.report import console_report, html_page, journal, result_files
-from torch_testing_ext.runner.report.text import ConsoleLayout
+from torch_testing_ext.runner.processes.pytest_run import outcome_of
+from torch_testing_ext.runner.report import brief_failures, github, journal, junit, show
+from torch_testing_ext.runner.report.console_layout import ConsoleLayout
+from torch_testing_ext.runner.report.page import html_page
 
 COMPOSED_BY_JUDGE = ("_compose", "_what_happened", "_line", "describe_exit", "list_of", "_of_all")
 COMPOSED_FOR_THE_SCREEN = ("_did", "_remarks", "_still_running")
@@ -90,13 +91,13 @@ class WordingTest(unittest.TestCase):
             self.assertIn(words, page)
 
     def test_junit(self):
-        root = ET.fromstring(result_files.render_junit(history_of(self.finished)))
+        root = ET.fromstring(junit.render_junit(history_of(self.finished)))
         failures = [(one.get("type"), one.get("message")) for one in root.iter("failure")]
         self.assertEqual(failures, [("timeout", self.hung.title), ("crashed", self.crashed.title)])
 
     def test_one_screen(self):
-        lines = console_report.brief_details(self.finished[0].last, ConsoleLayout(show="python run_test.py show"))
-        plain = console_report.plain(lines)
+        lines = brief_failures.brief_details(self.finished[0].last, ConsoleLayout(show="python run_test.py show"))
+        plain = brief_failures.plain(lines)
         self.assertIn("  rank 0  WAITING FOR RANK 1  test_wording.py:20 in test_x\n", plain)
         self.assertRegex(plain, r"\n  > +20 \| ")
         self.assertIn("all of it:  python run_test.py show test/distributed/test_example.py::Exa", plain)
@@ -106,17 +107,17 @@ class WordingTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, journal.NAME)
             send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
-            hung, crashed = console_report.accounts_of_failures([path], [])
+            hung, crashed = show.accounts_of_failures([path], [])
         self.assertIn(self.hung.account, hung)
         self.assertIn(self.crashed.account, crashed)
 
     def test_causes_and_lines_of_annotations(self):
         alike = [self.failing(f"test_{number}", TestOutcome.TIMEOUT, self.hung) for number in range(2)]
-        (group,) = console_report.by_cause(alike, Policy())
+        (group,) = brief_failures.by_cause(alike, Policy())
         self.assertEqual(len(group), 2)
         file = dataclasses.replace(alike[0].test.id, file=f"x/{Path(__file__).name}")
         one = FinishedTest((attempt("", TestOutcome.TIMEOUT, message="", failure=self.hung, test=self.of_file(file)),))
-        self.assertIn(",line=20,", console_report.annotation([one], Policy()))
+        self.assertIn(",line=20,", github.annotation([one], Policy()))
 
     def of_file(self, name):
         return dataclasses.replace(self.finished[0].test, id=name)
@@ -163,7 +164,7 @@ class OldJournalTest(unittest.TestCase):
         old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="1 != 2\n\nmore"),))
         path = self.journal_of(old, 2, without=("failure", "reason"))
         run = journal.read_journal(path)
-        (shown,) = console_report.accounts_of_failures([path], [])
+        (shown,) = show.accounts_of_failures([path], [])
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
 

@@ -8,8 +8,8 @@ from unittest import mock
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.options import CannotRun
-from torch_testing_ext.runner.processes import file_processes
-from torch_testing_ext.runner.processes.file_processes import WarmUp
+from torch_testing_ext.runner.processes import file_processes, preloaded_client
+from torch_testing_ext.runner.processes.preloaded_client import WarmUp
 
 
 class PreloadedServerStartTest(TestCase):
@@ -30,8 +30,8 @@ class PreloadedServerStartTest(TestCase):
         message = ""
         for seconds in (1, 4, 16, 64):  # on a busy machine, the process does not get as far as that in one
             with (
-                mock.patch.object(file_processes, "START_TIMEOUT", seconds),
-                mock.patch.object(file_processes, "QUIT_TIMEOUT", 0.1),
+                mock.patch.object(preloaded_client, "PRELOADED_START_TIMEOUT", seconds),
+                mock.patch.object(preloaded_client, "PRELOADED_QUIT_TIMEOUT", 0.1),
                 self.assertRaises(CannotRun) as raised,
             ):
                 self.count_devices(source)

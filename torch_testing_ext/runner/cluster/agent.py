@@ -1,116 +1,46 @@
-"""The agent of a node: it runs units there, and watches the memory of the node. Run by its name."""
+"""The agent of a node: everything below the engine, as a process that speaks lines of JSON.
+
+python -m torch_testing_ext.runner.cluster.agent [--die-with-parent] [--folder=PATH]
+[--ray-memory-threshold=SHARE]
+
+When its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which
+start it and carry the bytes.
+"""
 
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse
+from torch_testing_ext._machine.machine_resources import MachineMemory
 from torch_testing_ext._process import sessions, signals, system
-from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.words import size_in_words
-from torch_testing_ext.runner.engine.engine import LocalPlace
+from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestOutcome
 from torch_testing_ext.runner.options import CannotRun, UsageError
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
-from torch_testing_ext.runner.scheduling.leases import Inventory, make_inventory
+from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory
 
 from . import agent_messages
-from .agent_messages import MessageReader, MessageWriter, NotAMessage
-from .node_contents import LOGS, ProjectWatch, facts_of_machine, undo_worker
-
-# --------------------------------------------------------------------------------------------------------------------
-# Watches the memory of a node, and ends the unit that uses most before the kernel or Ray ends something else.
-#
-# Ray would end the agent, whoever has the memory, and with it all units of the node; the kernel would end any
-# process.
-
-INTERVAL = 0.2
-# Of the node's memory: above it, a unit is ended. Ray ends the agent at 0.95, the kernel somebody at 1.
-MOST_SHARE = 0.9
-# Below that of Ray, if Ray has been given another one: by how much.
-BELOW_RAY = 0.05
-# Of the node's memory: if all units together have less, ending one would not help.
-LEAST_SHARE = 0.1
-
-
-@dataclass
-class MemoryWatch:
-    """Looks at the memory of the node from time to time."""
-
-    loop: EventLoop
-    memory: MachineMemory
-    most_share: float
-    # All that run on this node.
-    units: Callable[[], Mapping[int, RunningUnit]]
-    warn: Callable[[str], object]
-    _ended: RunningUnit | None = None
-    _has_warned: bool = False
-
-    def __post_init__(self) -> None:
-        self.loop.after(0.0, self._look)
-
-    def _look(self) -> None:
-        self.loop.after(INTERVAL, self._look)
-        use = self.memory.use()
-        units = tuple(self.units().values())
-        if use is None or use.share < self.most_share:
-            return
-        if units and self._ended not in units:
-            self._relieve(use, units)
-
-    def _relieve(self, use: MemoryUse, units: Sequence[RunningUnit]) -> None:
-        """End the unit that uses most, if that helps."""
-        sizes = [unit.memory() for unit in units]
-        together = sum(sizes)
-        if together < LEAST_SHARE * use.limit:
-            if not self._has_warned:
-                self._has_warned = True
-                self.warn(
-                    f"it is at {use}, of which tests use {size_in_words(together)}: if more is used, it may be lost"
-                )
-            return
-        largest = max(sizes)
-        self._ended = units[sizes.index(largest)]
-        for_others = len(units) > 1
-        which = f"of the {len(units)} units there, this one used most" if for_others else "this unit used"
-        self._ended.end_for_memory(f"the node was at {use}; {which}: {size_in_words(largest)}", for_others)
-
-
-def most_share(of_ray: str = "") -> float:
-    """Above which share of its memory a node ends units. `of_ray`: the value of RAY_memory_usage_threshold there."""
-    try:
-        rays = float(of_ray) if of_ray else 1.0
-    except ValueError:
-        rays = 1.0
-    return max(0.0, min(MOST_SHARE, rays - BELOW_RAY))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The agent of a node: everything below the engine, as a process that speaks lines of JSON on its stdin and stdout.
-#
-#     python -m torch_testing_ext.runner.cluster.agent [--die-with-parent] [--folder=PATH]
-#                                                      [--ray-memory-threshold=SHARE]
-#
-# When its stdin ends, it ends everything that it has started, and itself. It knows nothing of Ray or Slurm, which
-# start it and carry the bytes.
+from .json_lines import MessageReader, MessageWriter, NotAMessage
+from .node_environment import LOGS, facts_of_machine, undo_worker
+from .node_memory import MemoryWatch, most_share
+from .project_changes import ProjectWatch
 
 STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the preloaded server, which may be importing torch, has before it is killed.
 # Others may get the node.
-QUIT_TIMEOUT = 0.5
+AGENT_QUIT_TIMEOUT = 0.5
 WRITE_TIMEOUT = 1.0
 RAY_THRESHOLD = "--ray-memory-threshold="
-FOLDER = "--folder="
+AGENT_FOLDER = "--folder="
 
 
 @dataclass(eq=False)
@@ -360,9 +290,9 @@ def _serve(
             root,
             drop_in=bool(options.drop_in),
             all_marks=bool(options.marks),
-            quit_timeout=QUIT_TIMEOUT,
+            quit_timeout=AGENT_QUIT_TIMEOUT,
             # Whatever ends this process, the one that has made it removes it.
-            base=_word(FOLDER),
+            base=_word(AGENT_FOLDER),
         ) as files:
             Agent(files, prepare, reader, writer, memory, most_memory).serve()
     except CannotRun as error:

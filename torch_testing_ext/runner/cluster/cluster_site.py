@@ -17,30 +17,28 @@ from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.words import first_names
-from torch_testing_ext.runner.engine.engine import Engine, Place
+from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.engine.places import Place
 from torch_testing_ext.runner.engine.running_unit import UnitListener
-from torch_testing_ext.runner.model import Lease, NodeOfRun, Reporter, RunHeader, Unit, Warned
+from torch_testing_ext.runner.events import Reporter, Warned
+from torch_testing_ext.runner.model import Lease, NodeOfRun, RunHeader, Unit
 from torch_testing_ext.runner.options import ALL_CPUS, CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
 from torch_testing_ext.runner.run_site import Found, Work
-from torch_testing_ext.runner.scheduling.leases import Inventory, NodeLeases, Priority, Queue
+from torch_testing_ext.runner.scheduling.inventory import Inventory
+from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
+from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
 
 from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, RunUnit
-from .bridge_messages import Connect, Wish
-from .cluster_nodes import ClusterNodes, NodeLauncher, RemoteNode, RemoteUnit
-from .node_contents import (
-    LOGS,
-    ComingBack,
-    Shipment,
-    choose_files,
-    environment_for_nodes,
-    notes_on_environment,
-    sent_file,
-    split_path,
-    write_tar,
-)
+from .bridge_messages import Connect
+from .cluster_nodes import ClusterNodes, NodeLauncher
+from .node_choice import Wish
+from .node_environment import LOGS, environment_for_nodes, notes_on_environment
+from .project_changes import ComingBack
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher
+from .remote_node import RemoteNode, RemoteUnit
+from .shipment import Shipment, choose_files, sent_file, split_path, write_tar
 from .slurm import SLURM, slurm_launcher
 
 # The folder of the project's copies for TORCH_TESTING_EXT_LOGS.

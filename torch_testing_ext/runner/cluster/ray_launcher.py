@@ -21,7 +21,8 @@ from torch_testing_ext._process.messages import unexpected
 
 from . import bridge_messages
 from .agent_messages import ClusterError, PrepareNode
-from .cluster_nodes import ClusterNodes, JoiningNode, NodeLauncher
+from .cluster_nodes import ClusterNodes, NodeLauncher
+from .remote_node import JoiningNode
 
 BRIDGE = ("-m", "torch_testing_ext.runner.cluster.bridge")
 IMPORT_TIMEOUT = 60.0

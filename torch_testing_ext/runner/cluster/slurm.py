@@ -26,8 +26,9 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext.runner.options import Options
 
 from .agent_messages import ClusterError, PrepareNode
-from .cluster_nodes import ClusterNodes, JoiningNode, NodeLauncher
-from .node_contents import withheld_variables
+from .cluster_nodes import ClusterNodes, NodeLauncher
+from .node_environment import withheld_variables
+from .remote_node import JoiningNode
 
 SLURM = "slurm"
 PROGRAMS = ("scontrol", "srun")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.machine_resources import DeviceLocks
 from torch_testing_ext._process.event_loop import EventLoop, Timer
-from torch_testing_ext.runner.model import Lease, WaitingForDevices
+from torch_testing_ext.runner.events import WaitingForDevices
+from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.scheduling.leases import Leases
 
 # While other runs have the devices: how often to try again, in seconds. Random, so that two runs do not retry in

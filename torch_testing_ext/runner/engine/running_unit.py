@@ -1,128 +1,39 @@
-"""A unit that is running: its processes, what is seen of them, its files."""
+"""One unit while it runs, as the runner sees it."""
 
 from __future__ import annotations
 
-import codecs
 import enum
 import functools
 import os
-import re
-import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
 from torch_testing_ext._machine.machine_resources import memory_of
-from torch_testing_ext._process import messages, shell_words, system
+from torch_testing_ext._process import shell_words, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, Timer
-from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
-from torch_testing_ext.launch import hang, rank_watch
 from torch_testing_ext.launch.environment import PREFIX
-from torch_testing_ext.runner.model import Attempt, Event, Lease, Output, RankLog, Running, StatusRequested, Test, Unit
+from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes import worker_messages
-from torch_testing_ext.runner.processes.file_processes import FileHandle, FileProcesses
+from torch_testing_ext.runner.processes.file_handle import FileHandle
+from torch_testing_ext.runner.processes.file_processes import FileProcesses
 
+from .unit_files import UnitFiles
 from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
-
-# --------------------------------------------------------------------------------------------------------------------
-# The files that the processes of a unit write on this machine: their output, stacks and lanes, and last messages.
-
-_RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
-
-
-class UnitFiles:
-    """The files that the processes of a unit write, read as they grow."""
-
-    def __init__(self, spec: worker_messages.UnitSpec):
-        self.spec = spec
-        # How much of each has been read as new.
-        self._read: dict[Path, int] = {}
-        # A character may be written in two parts.
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def _new(self, file: Path) -> bytes:
-        with suppress(OSError), file.open("rb") as opened:
-            opened.seek(self._read.get(file, 0))
-            new = opened.read()
-            self._read[file] = opened.tell()
-            return new
-        return b""
-
-    def new_output(self) -> str:
-        """The output since the last call, all of it."""
-        return self._decoder.decode(self._new(self.spec.log))
-
-    def new_stacks(self) -> str:
-        """The stacks that its process and its ranks have written since the last call."""
-        files = [("the test's process", self.spec.stacks)]
-        for file in sorted(self.spec.ranks.glob("*/rank*.stacks")):
-            # A rank's file is named after its rank.
-            files.append((file.stem, file))
-        parts = []
-        for process, file in files:
-            new = hang.without_harness(self._new(file).decode(errors="replace"))
-            if new:
-                parts.append(f"{process}:\n{new}")
-        return "\n\n".join(parts)
-
-    def stacks(self) -> str:
-        """All that the unit's own process has written of its stacks."""
-        written = read_ends(self.spec.stacks)
-        return hang.without_harness(written) if written else ""
-
-    def output(self, start: int, end: int | None) -> str:
-        return read_ends(self.spec.log, start, end)
-
-    def rank_logs(self, directories: Iterable[str]) -> tuple[RankLog, ...]:
-        """The logs and stacks of each rank, from all directories with files of ranks of one test."""
-        # By the rank and the end of the file's name.
-        texts: defaultdict[tuple[int, str], str] = defaultdict(str)
-        lanes: dict[int, RankLane] = {}
-        for directory in directories:
-            folder = self.spec.ranks / directory
-            for file in sorted(folder.rglob(LANES_FILE)):
-                lanes.update((lane.rank, lane) for lane in rank_watch.read_lanes(file))
-            for file in sorted(folder.rglob("rank*")):
-                match = _RANK_FILE.match(file.name)
-                if match:
-                    texts[int(match[1]), match[2]] += read_ends(file)
-        ranks = {*lanes, *(rank for rank, _ in texts)}
-        logs = []
-        for rank in sorted(ranks):
-            stacks = hang.without_harness(texts[rank, "stacks"])
-            logs.append(RankLog(rank, texts[rank, "log"], stacks, lanes.get(rank)))
-        return tuple(logs)
-
-    def message_left(self) -> list[worker_messages.FromWorker]:
-        """The message that a worker could only leave in a file."""
-        if not self.spec.broke.exists():
-            return []
-        kinds = messages.by_name(worker_messages.WorkerBroke)
-        return [messages.from_json(self.spec.broke.read_text(), kinds)]
-
-    def remove(self) -> None:
-        shutil.rmtree(self.spec.directory, ignore_errors=True)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# One unit while it runs, as run_test.py sees it: the reports of its processes, its deadlines, its end.
 
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
 # take a while.
 BACKSTOP = 15.0
 LONGEST_DRILL = 86_400.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
-START_TIMEOUT = 180.0
+UNIT_START_TIMEOUT = 180.0
 # A supervisor that takes longer to end its unit is stuck.
 SUPERVISOR_TIMEOUT = 10.0
 LOGS = PREFIX + "LOGS"
@@ -279,7 +190,7 @@ class RunningUnit:
         self._written = UnitFiles(spec)
         self._log = UnitLog(unit, spec.tests, spec.commands, self.began)
         self._start_processes(locks)
-        self._begin_deadline(0, START_TIMEOUT)
+        self._begin_deadline(0, UNIT_START_TIMEOUT)
 
     def _start_processes(self, locks: tuple[int, ...]) -> None:
         with ExitStack() as on_failure:
@@ -507,86 +418,3 @@ class RunningUnit:
             ranks = self._written.rank_logs(result.ranks)
             attempts.append(replace(result.attempt, output=output, ranks=ranks, lease=self.lease))
         return attempts
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Shows the user the tests that run: their output as it arrives, and where each of them is.
-
-STREAM_INTERVAL = 0.05
-STACKS_TIMEOUT = 3.0
-
-
-@dataclass
-class LiveView:
-    """Reports the output of running units, with -s, and their status, when the user asks for it."""
-
-    running: Mapping[int, UnitHandle]
-    loop: EventLoop
-    report: Callable[[Event], object]
-    stream: bool
-    _copying: Timer | None = None
-    _status: _Status | None = None
-
-    @contextmanager
-    def showing_output(self) -> Iterator[None]:
-        self._copy_output()
-        yield
-        if self._copying is not None:
-            self._copying.cancel()
-
-    def _copy_output(self) -> None:
-        if self.stream:
-            for running in self.running.values():
-                self.copy_output_of(running)
-            self._copying = self.loop.after(STREAM_INTERVAL, self._copy_output)
-
-    def copy_output_of(self, running: UnitHandle) -> None:
-        if not self.stream:
-            return
-        text = running.new_output()
-        if text:
-            self.report(Output(running.test.id, text))
-
-    def show_status(self) -> None:
-        """Report which tests run, and where they are, unless that is being found out already."""
-        if self._status is None:
-            self._status = _Status(tuple(self.running.values()), self._answer)
-            self.loop.after(STACKS_TIMEOUT, self._status.close)
-            self._status.ask()
-
-    def _answer(self, event: StatusRequested) -> None:
-        self._status = None
-        self.report(event)
-
-
-@dataclass
-class _Status:
-    """Asks running units for their stacks. Closes when all have answered, or after a time-out."""
-
-    asked: tuple[UnitHandle, ...]
-    answer: Callable[[StatusRequested], object]
-    _stacks: dict[int, str] = field(default_factory=dict)
-    _closed: bool = False
-
-    def ask(self) -> None:
-        for running in self.asked:
-            running.ask_for_stacks(partial(self._take_answer, running.unit.number))
-        self._close_if_complete()
-
-    def _take_answer(self, unit: int, stacks: str) -> None:
-        self._stacks[unit] = stacks
-        self._close_if_complete()
-
-    def _close_if_complete(self) -> None:
-        if len(self._stacks) == len(self.asked):
-            self.close()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        tests = []
-        for running in self.asked:
-            stacks = self._stacks.get(running.unit.number, "")
-            tests.append(Running(running.test, running.lease, running.seconds, stacks))
-        self.answer(StatusRequested(tuple(tests)))

@@ -129,7 +129,7 @@ def _share_out(
     styled = pytest_style_tests(module, tests, _is_fixture)
     if collection is not None:
         # Once, and here: each worker would import it by itself.
-        from . import pytest_session  # noqa: F401
+        from . import pytest_run  # noqa: F401
         from .pytest_items import share_out
 
         return share_out(collection, tests, styled)
@@ -211,7 +211,7 @@ def _collect(path: str, load_as: LoadAs) -> Any:
     is_for_pytest = load_as.by_pytest or unittest_and_pytest.looks_like_pytest(path)
     if not is_for_pytest or not unittest_and_pytest.is_installed():
         return None
-    from .pytest_session import Collection
+    from .pytest_collection import Collection
 
     importing.forget_stdlib_test_package(ModulePlace.of(path))
     return Collection.of(path, load_as)

@@ -25,7 +25,7 @@ from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT, WHOLE_WORLD
 from torch_testing_ext.runner.model import Test, TestId
 
-from .pytest_session import Collection, names_of_classes
+from .pytest_collection import Collection, names_of_classes
 
 
 def share_out(

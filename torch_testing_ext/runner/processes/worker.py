@@ -23,7 +23,7 @@ from torch_testing_ext.launch.environment import IN_WORLD
 from torch_testing_ext.launch.terminal_turns import StopContext
 from torch_testing_ext.runner.model import TestEnd, TestOutcome
 
-from .unit_reports import ReportingResult, ReportingSuite
+from .reporting_suite import ReportingResult, ReportingSuite
 from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
@@ -152,9 +152,9 @@ def _run_suite(suite: unittest.TestSuite, result: unittest.TestResult) -> None:
 
 def _run_by_pytest(unit: UnitSpec, tests: list[tuple[int, Any]], send: Callable[[FromWorker], None]) -> bool:
     """Run the unit by pytest. A function of its own, so that stacks begin here."""
-    from . import pytest_session
+    from . import pytest_run
 
-    return pytest_session.run_tests(unit, tests, send)
+    return pytest_run.run_tests(unit, tests, send)
 
 
 def _report_error(reports: Reports, error: BaseException) -> None:

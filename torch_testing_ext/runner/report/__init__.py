@@ -15,16 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torch_testing_ext._process.kept_failures import make_cache_folder
-from torch_testing_ext.runner.model import Policy, Reporter, Reporters, Warned
+from torch_testing_ext.runner.events import Reporter, Reporters, Warned
+from torch_testing_ext.runner.model import Policy
 from torch_testing_ext.runner.options import Options, Verbosity
 
-from .text import ConsoleLayout, LineWriter, TerminalStream, columns, is_terminal, make_styler
+from .console_layout import ConsoleLayout, columns, is_terminal, make_styler
+from .terminal_stream import LineWriter, TerminalStream
 
 if TYPE_CHECKING:
-    from .console_report import Console
-    from .journal import Journal, RecordedRun, Render
+    from .console import Console
+    from .import_note import ImportNote
+    from .journal import Journal, RecordedRun
     from .live_display import Live
-    from .text import ImportNote
+    from .recorder import Render
 
 
 # A report is imported where it is made: --list, which imports nothing else, needs none of them.
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
-    from .console_report import GitHub
-    from .journal import Files
+    from .github import GitHub
+    from .recorder import Files
 
     terminal = TerminalStream(stream)
     status = None
@@ -57,7 +60,7 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
 def make_status(terminal: TerminalStream, policy: Policy) -> Live | ImportNote:
     """The live display of a run on a terminal; where rich is not installed, a line at its beginning."""
     if importlib.util.find_spec("rich") is None:
-        from .text import ImportNote
+        from .import_note import ImportNote
 
         return ImportNote(terminal)
     from .live_display import Live
@@ -77,7 +80,7 @@ def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
 
 def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: RecordedRun) -> Reporters:
     """Makes the reports of a run that is over, and prints its summary."""
-    from .journal import Files
+    from .recorder import Files
 
     command, policy = run.header.command, run.header.policy
     options = dataclasses.replace(options, verbosity=Verbosity.QUIET)
@@ -99,7 +102,7 @@ def _make_console(
     command: str,
 ) -> Console:
     """The console report of a run."""
-    from .console_report import Console
+    from .console import Console
 
     files = (options.html, options.results, options.junitxml)
     complete = next((str(file) for file in files if file), "")
@@ -119,12 +122,13 @@ def _make_console(
 
 
 def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:
-    from . import html_page, result_files
+    from . import json_results, junit, perfetto
+    from .page import html_page
 
     renderers: dict[Path | None, Render] = {
-        options.junitxml: result_files.render_junit,
+        options.junitxml: junit.render_junit,
         options.html: partial(html_page.render_page, command=command or options.command),
-        options.perfetto: result_files.render_perfetto,
-        options.results: result_files.render_json,
+        options.perfetto: perfetto.render_perfetto,
+        options.results: json_results.render_json,
     }
     return {path: render for path, render in renderers.items() if path is not None}

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torch_testing_ext._process.words import count
 from torch_testing_ext.runner.model import Attempt, Lease, Span, Test, Unit
 from torch_testing_ext.runner.scheduling.plan import ExpectedSeconds
 
-from . import text
+from . import wording
 
 
 def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
@@ -21,7 +22,7 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
         number += 1
         skipped += test.skip is not None
         needs = _needs(test)
-        name = text.test_name(test.id)
+        name = wording.test_name(test.id)
         yield f"{name}  {needs}" if needs else name
     broken_files = 0
     broken_tests = 0
@@ -30,26 +31,26 @@ def as_text(tests: Iterable[Test], broken: Iterable[Attempt]) -> Iterator[str]:
             broken_tests += 1
         else:
             broken_files += 1
-        yield f"{text.test_name(attempt.test.id)}  broken: {text.title(attempt)}"
-    counts = [text.count(number, "test")]
+        yield f"{wording.test_name(attempt.test.id)}  broken: {wording.title(attempt)}"
+    counts = [count(number, "test")]
     if skipped:
         counts.append(f"{skipped} of them skipped")
     if broken_files:
-        counts.append(text.count(broken_files, "broken file"))
+        counts.append(count(broken_files, "broken file"))
     if broken_tests:
-        counts.append(f"{text.count(broken_tests, 'test')} that cannot be run")
+        counts.append(f"{count(broken_tests, 'test')} that cannot be run")
     yield ", ".join(counts)
 
 
 def _needs(test: Test) -> str:
     """The needs of a test in words, or the reason why it is skipped."""
     if test.skip is not None:
-        return f"skipped: {text.first_line(test.skip)}"
+        return f"skipped: {wording.first_line(test.skip)}"
     needs = []
     if test.world_size > 1:
-        needs.append(text.count(test.world_size, "rank"))
+        needs.append(count(test.world_size, "rank"))
     if test.devices:
-        needs.append(text.count(test.devices, "device"))
+        needs.append(count(test.devices, "device"))
     if test.shared_by:
         needs.append(f"shared by {test.shared_by} ranks")
     if test.of_devices:
@@ -104,7 +105,7 @@ def schedule_as_text(planned: Sequence[Span]) -> Iterator[str]:
     for span in planned:
         yield f"{span.began:8.1f} s  {_lease(span.lease):24}  {_names(span.unit)}"
     end = max((span.ended for span in planned), default=0.0)
-    yield f"{text.count(len(planned), 'unit')}, {end:.1f} s expected"
+    yield f"{count(len(planned), 'unit')}, {end:.1f} s expected"
 
 
 def _lease(lease: Lease) -> str:
@@ -116,5 +117,5 @@ def _lease(lease: Lease) -> str:
 
 def _names(unit: Unit) -> str:
     first, *others = unit.tests
-    name = text.test_name(first.id)
+    name = wording.test_name(first.id)
     return f"{name} and {len(others)} more" if others else name

@@ -1,11 +1,7 @@
-"""Units to run and tests to skip, shards, and the forecast of a run.
-
-Pure: no process, no file.
-"""
+"""The plan of a run: units to run and tests to skip."""
 
 import dataclasses
 import hashlib
-import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +12,6 @@ from torch_testing_ext._process.words import count, first_names, grouped, in_byt
 from torch_testing_ext.runner.model import (
     Attempt,
     FinishedTest,
-    Lease,
-    Span,
     Summary,
     Test,
     TestEnd,
@@ -25,64 +19,10 @@ from torch_testing_ext.runner.model import (
     TestOutcome,
     Unit,
 )
-from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, UsageError
+from torch_testing_ext.runner.options import Options, Rerun, UsageError
 
-from .leases import Inventory, Priority, Queue, RunLeases, no_preference, typical_seconds
-
-# --------------------------------------------------------------------------------------------------------------------
-# Predicts a run from the expected durations of its units: the start of each, and the time left. Pure; no clock.
-
-# Earlier estimates would vary too much.
-SECONDS_BEFORE_ESTIMATE = 2.0
-
-
-def forecast(
-    queue: Queue,
-    leases: RunLeases,
-    seconds_of: Callable[[Unit], float],
-) -> Iterator[Span]:
-    """Simulates the queue: yields the units in the order in which they start."""
-    now = 0.0
-    running: list[tuple[float, int, Lease]] = []
-    while len(queue):
-        unit = queue.take(leases.free_devices, leases.free_slots)
-        if unit is not None:
-            lease = leases.take(unit)
-            end = now + seconds_of(unit)
-            heapq.heappush(running, (end, unit.number, lease))
-            yield Span(unit, lease, now, end)
-        elif running:
-            now, _, lease = heapq.heappop(running)
-            leases.give_back(lease)
-
-
-@dataclass
-class Estimate:
-    """Measures work in expected seconds, and extrapolates from the observed speed."""
-
-    units: Sequence[Unit]
-    _done: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._typical = typical_seconds(self.units)
-        self._total = sum(map(self._work, self.units))
-
-    def _work(self, unit: Unit) -> float:
-        return self._typical if unit.seconds is None else unit.seconds
-
-    def done(self, unit: Unit) -> None:
-        """Call this when a unit has ended."""
-        self._done += self._work(unit)
-
-    def left(self, now: float) -> float | None:
-        """Seconds until the end of the run, or None if it is too early to say."""
-        if now < SECONDS_BEFORE_ESTIMATE or not self._done:
-            return None
-        return max(0.0, self._total - self._done) * now / self._done
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Turns selected tests into units to run and tests to skip, splits tests into shards, and checks results. Pure.
+from .inventory import Inventory
+from .unit_queue import Priority, no_preference
 
 # Seconds that every unit takes in addition to its tests: even a thousand empty tests take time.
 OVERHEAD = 0.05
@@ -95,7 +35,7 @@ _MOST = 3
 _NO_RESULT = (TestOutcome.SKIPPED, TestOutcome.ERROR, TestOutcome.FAILED)
 
 ExpectedSeconds = Callable[[TestId], float | None]
-_TimedGroup = tuple[float, list[Test]]
+TimedGroup = tuple[float, list[Test]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +100,7 @@ def plan(
     units: list[Unit] = []
     for repetition in range(repetitions):
         for group in groups:
-            seconds = _seconds(group, expected)
+            seconds = seconds_of_group(group, expected)
             units.append(Unit(len(units), tuple(group), repetition, seconds=seconds))
     return Plan(tuple(units), tuple(skipped))
 
@@ -222,7 +162,7 @@ def group_by_fixtures(tests: Iterable[Test]) -> Iterator[list[Test]]:
     return iter(groups.values())
 
 
-def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
+def seconds_of_group(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
     """The expected duration of a group. Tests of unknown duration count as the average of the others."""
     known = []
     for test in tests:
@@ -235,53 +175,7 @@ def _seconds(tests: Sequence[Test], expected: ExpectedSeconds) -> float | None:
     return average * len(tests)
 
 
-def shard(tests: Sequence[Test], part: ShardSpec, expected: ExpectedSeconds) -> tuple[Test, ...]:
-    """The tests of one shard. Every test is in exactly one shard, if all shards know the same durations."""
-    groups = list(group_by_fixtures(tests))
-    durations = [_seconds(group, expected) for group in groups]
-    if any(seconds is not None for seconds in durations):
-        chosen = _by_durations(groups, durations, part)
-    else:
-        chosen = []
-        for group in groups:
-            if _by_hash(group, part.count) == part.index - 1:
-                chosen.append(group)
-    return tuple(test for group in chosen for test in group)
-
-
-def _by_hash(group: Sequence[Test], parts: int) -> int:
-    """The index of a group's shard. It depends only on the group: a new test moves no other test to another shard."""
-    first = group[0]
-    name = str(first.id)
-    if first.together:
-        name = f"{first.id.file}::{first.together}"
-    digest = hashlib.sha256(in_bytes(name)).digest()
-    return int.from_bytes(digest[:8], "big") % parts
-
-
-def _by_durations(
-    groups: list[list[Test]],
-    durations: list[float | None],
-    part: ShardSpec,
-) -> list[list[Test]]:
-    """Assigns the longest group first, each to the shard with the least work so far."""
-    known = [seconds for seconds in durations if seconds is not None]
-    typical = sum(known) / len(known)
-    timed: list[_TimedGroup] = []
-    for seconds, group in zip(durations, groups, strict=True):
-        timed.append((typical if seconds is None else seconds, group))
-    timed.sort(key=_longest_first)
-    work_of_shards = [0.0] * part.count
-    chosen = []
-    for seconds, group in timed:
-        least = work_of_shards.index(min(work_of_shards))
-        work_of_shards[least] += seconds + OVERHEAD
-        if least == part.index - 1:
-            chosen.append(group)
-    return chosen
-
-
-def _longest_first(timed: _TimedGroup) -> tuple[float, TestId]:
+def longest_first(timed: TimedGroup) -> tuple[float, TestId]:
     """By their names if they take as long."""
     seconds, group = timed
     return -seconds, group[0].id

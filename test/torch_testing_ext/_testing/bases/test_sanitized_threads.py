@@ -20,8 +20,8 @@ from torch_testing_ext.common_distributed import (
 )
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.aspects import output
-from torch_testing_ext.runner.model import RunBegan
-from torch_testing_ext.runner.report.console_report import opening
+from torch_testing_ext.runner.events import RunBegan
+from torch_testing_ext.runner.report.console import opening
 
 WORLD_SIZE = 2
 

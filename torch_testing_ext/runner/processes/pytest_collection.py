@@ -1,4 +1,11 @@
-"""A session of pytest that collects a file, and runs tests of it in a worker."""
+"""A session of pytest that collects one test file.
+
+Imports pytest, so it is imported only for files with tests for pytest. pytest.main would run tests right after it
+has collected them; here, the steps that it takes are taken one by one, with the same hooks in the same order.
+
+Each worker ends the session that it has inherited. If the project has hooks that begin or end a session, such as
+one that removes a folder at its end, a worker has a session of its own, from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +17,17 @@ import threading
 import traceback
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._pytest_ranks import pytest_internals
-from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
-from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
-from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
-from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
-from torch_testing_ext.launch import in_rank
-from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 
-from .unit_reports import Send, UnitReports
-from .worker_messages import FromWorker, LoadAs, UnitSpec, WorkerBroke
-
-# --------------------------------------------------------------------------------------------------------------------
-# A session of pytest that collects one test file, and runs some of its tests in a process that is forked off later.
-#
-# Imports pytest, so it is imported only for files with tests for pytest. pytest.main would run tests right after it
-# has collected them; here, the steps that it takes are taken one by one, with the same hooks in the same order.
-#
-# Each worker ends the session that it has inherited. If the project has hooks that begin or end a session, such as
-# one that removes a folder at its end, a worker has a session of its own, from the beginning.
+from .worker_messages import LoadAs
 
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
@@ -329,214 +317,3 @@ def is_internal(file: str) -> bool:
         return True
     parts = Path(file).parts
     return "_pytest" in parts or "pluggy" in parts
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Runs the tests of a unit by pytest, in the worker, and turns the reports of pytest's plugins into outcomes.
-#
-# A test passes only if pytest has reported that it was set up, called and torn down. All that may be said after that,
-# by the end of the session, fails the last test.
-
-_END = "the end of pytest's session"
-# Sections of a report that are not in the log of the process, or in those of its ranks.
-_LOG_SECTIONS = ("Captured log", "log of rank")
-
-
-def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Send) -> bool:
-    """Run tests, with their numbers in the unit. Returns whether that came to its end."""
-    collection = tests[0][1].collection
-    items: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
-    if collection.is_for_listing:
-        collection = collection.again(item for _, item in items)
-        items = _find_again(collection, tests, UnitReports(unit, send))
-    if not items:
-        return True
-    # pytest makes its folders below this one, which goes with the unit.
-    temporary = unit.directory / "tmp"
-    temporary.mkdir(exist_ok=True)
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(temporary))
-    loop = _Loop(unit, items, send)
-    try:
-        collection.run([item for _, item in items], loop)
-    except BaseException as error:
-        if loop.cannot_send is not None:
-            raise loop.cannot_send from None
-        send(WorkerBroke(explain_error(error)))
-        return False
-    loop.report_rest(collection.wants_to_stop)
-    if collection.failures_counted and not loop.has_failed:
-        loop.reports.fixture_failed("a pytest plugin counted a failure that it did not report")
-    _finish(collection, loop)
-    return True
-
-
-def _find_again(
-    collection: Collection, tests: Sequence[tuple[int, PytestTest]], reports: UnitReports
-) -> list[tuple[int, Any]]:
-    """The items of a new session. What it lacks, it reports."""
-    by_nodeid = {item.nodeid: item for item in collection.items}
-    failures = "\n\n".join(text for _, text in collection.failures) or "pytest did not collect it again"
-    items = []
-    for number, test in tests:
-        item = by_nodeid.get(test.item.nodeid)
-        if item is not None:
-            items.append((number, item))
-        else:
-            reports.not_run(number, TestOutcome.ERROR, f"not run: pytest cannot collect it: {failures}")
-    return items
-
-
-def _finish(collection: Collection, loop: _Loop) -> None:
-    """End the session. What goes wrong there fails the last test."""
-    loop.reports.fixture_began(_END)
-    status = pytest.ExitCode.TESTS_FAILED if loop.has_failed else pytest.ExitCode.OK
-    try:
-        changed = collection.finish(status)
-    except BaseException as error:
-        loop.reports.fixture_failed(f"{_END}: {explain_error(error)}")
-    else:
-        if changed not in (status, pytest.ExitCode.OK):
-            loop.reports.fixture_failed(f"{_END}: a hook has changed the exit status to {changed}")
-    loop.reports.fixture_ended()
-
-
-class _Loop:
-    """The plugin that runs the tests in place of pytest's own loop, and reports each to run_test.py."""
-
-    def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
-        self.has_failed = False
-        # The error.
-        self.cannot_send: BaseException | None = None
-        self.reports = UnitReports(unit, self._send)
-        self._tests = tests
-        self._to_runner = send
-        self._of_test = TestReports()
-        self._begun: set[int] = set()
-
-    def _send(self, message: FromWorker) -> None:
-        try:
-            self._to_runner(message)
-        except BaseException as error:
-            self.cannot_send = error
-            raise
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        following = [item for _, item in self._tests[1:]]
-        for (number, item), next_item in zip(self._tests, [*following, None], strict=True):
-            if session.shouldstop or session.shouldfail:
-                break
-            self._run(number, item, next_item)
-        return True
-
-    def _run(self, number: int, item: Any, following: Any) -> None:
-        """Run a test, and report how it ended."""
-        self._prepare(number, item)
-        self._of_test = TestReports()
-        self._begun.add(number)
-        self.reports.test_began(number)
-        in_rank.at_test()
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        judgements = self._of_test.judge()
-        first = judgements[0]
-        of_ranks = first.verdict
-        outcome = outcome_of(first.ending) if of_ranks is None else TestOutcome(of_ranks.value)
-        if COUNTS_AS[outcome] is Category.FAILED:
-            self.has_failed = True
-            self._print_logs()
-        for judgement in judgements:
-            self.reports.note_cause(judgement.cause)
-        self.reports.test_ended(number, outcome, _failure_or_text(judgements), first.need)
-
-    def _prepare(self, number: int, item: Any) -> None:
-        """Let the test's ranks, if it has any, know what the run knows."""
-        unit = self.reports.unit
-        command = unit.commands[number]
-        show_command = unit.show_commands[number]
-        seconds = unit.timeouts[number]
-        item.stash[COMMAND] = command
-        item.stash[SHOW_COMMAND] = show_command
-        # For test cases, whose result object it is.
-        item.command_of = lambda test: command
-        item.show_command_of = lambda test: show_command
-        spec = item.stash.get(SPEC, None)
-        if spec is not None:
-            item.stash[SPEC] = replace(spec, timeout=seconds)
-        if getattr(item, "cls", None) is not None:
-            with suppress(AttributeError, TypeError):
-                setattr(item.cls, TIMEOUT, seconds)
-
-    def _print_logs(self) -> None:
-        # A test may have closed or replaced stderr.
-        with suppress(Exception):
-            for title, text in self._of_test.sections():
-                if title.startswith(_LOG_SECTIONS):
-                    print(f"----- {title} -----\n{text.rstrip()}", file=sys.stderr)
-
-    def report_rest(self, stopped: str) -> None:
-        """Report that pytest did not run the rest of the tests, or wants to stop after the last one."""
-        message = "pytest did not run it"
-        if stopped:
-            why = f"pytest was asked to stop: {stopped}"
-            self.reports.fixture_failed(why)
-            message = f"{message}: {why}"
-        for number, _ in self._tests:
-            if number not in self._begun:
-                self.reports.not_run(number, TestOutcome.ERROR, message)
-
-    # -- what the other plugins say
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
-        error = None
-        if call.excinfo is not None:
-            error = call.excinfo.value
-            if not isinstance(getattr(error, "outcome", None), launch.Outcome):
-                in_rank.at_failure(error)
-        report = yield
-        self._of_test.made(report, error)
-        return report
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        self._of_test.add(report)
-
-
-# Of endings that no outcome is named after.
-_OUTCOMES = {
-    Ending.XPASSED: TestOutcome.PASSED,
-    Ending.UNFINISHED: TestOutcome.ERROR,
-    Ending.STRICT_XPASS: TestOutcome.UNEXPECTED_SUCCESS,
-}
-
-
-def outcome_of(ending: Ending) -> TestOutcome:
-    """The outcome of a test that pytest has run."""
-    return _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
-
-
-def _failure_or_text(judgements: Sequence[Judgement]) -> FailureView | str:
-    """The failures of a test as one; a text where there is none."""
-    if judgements[0].ending not in _FAILED:
-        return "\n\n".join(map(_text, judgements))
-    failures = []
-    for judgement in judgements:
-        if judgement.ending in _FAILED:
-            failures.append(judgement.view)
-        else:
-            failures.append(FailureView.of_text(_text(judgement)))
-    return combined(failures)
-
-
-_FAILED = (Ending.FAILED, Ending.ERROR)
-
-
-def _text(judgement: Judgement) -> str:
-    match judgement.ending:
-        case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
-            return f"expected to fail, but passed: {judgement.reason}".removesuffix(": ")
-        case Ending.XPASSED:
-            return f"passed, although it is marked xfail (not strict): {judgement.reason}".removesuffix(": ")
-        case Ending.FAILED | Ending.ERROR:
-            return judgement.view.whole
-    return judgement.text or judgement.title or judgement.reason

@@ -1,0 +1,103 @@
+"""The run as JSON, for programs that need more than JUnit XML can express.
+
+Names and values are stable, since programs rely on them. `docs/reference/reports.md` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+from torch_testing_ext.faults import SweepReport
+from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, RankLog, Summary
+
+from . import drills_in_words, wording
+from .recorder import History
+
+
+def render_json(history: History) -> str:
+    """The content of the JSON report."""
+    return json.dumps(json_document(history), indent=1) + "\n"
+
+
+def json_document(history: History) -> dict[str, Any]:
+    """The JSON report as a dictionary."""
+    run, summary = history.run, history.summary
+    return {
+        "header": asdict(run.header),
+        "began": run.clock,
+        "seconds": summary.seconds,
+        "devices": run.devices,
+        "made_up_devices": run.fake,
+        "slots": run.slots,
+        "nodes": [{"name": node.name, "devices": node.devices, "slots": node.slots} for node in run.nodes],
+        "seed": run.seed,
+        "interrupted": summary.interrupted,
+        "error": summary.error,
+        "verdicts": {category.value: summary.count(category) for category in Category},
+        "outcomes": Counter(finished.outcome.value for finished in summary.finished),
+        "tests": [_test(finished, history) for finished in summary.finished],
+        "drill": _drill(summary),
+        "unfinished": [str(test.id) for test in summary.unfinished],
+        "warnings": summary.warnings,
+    }
+
+
+def _test(finished: FinishedTest, history: History) -> dict[str, Any]:
+    return {
+        "id": str(finished.test.id),
+        "file": finished.test.id.file,
+        "line": finished.test.line,
+        "repetition": finished.last.repetition,
+        "outcome": finished.outcome.value,
+        "counts_as": history.summary.policy.verdict_on(finished).value,
+        "seconds": finished.seconds,
+        "want": finished.last.end.want,
+        "attempts": [_attempt(attempt) for attempt in finished.attempts],
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    lease = attempt.lease
+    return {
+        "outcome": attempt.outcome.value,
+        "message": wording.message(attempt),
+        "began": attempt.began,
+        "seconds": attempt.seconds,
+        "devices": lease.devices,
+        "sharing": {"ranks": lease.shared_by, "backend": lease.over} if lease.shared_by else None,
+        "slots": lease.slots,
+        "node": lease.node or None,
+        "device_memory": None if attempt.end.memory is None else asdict(attempt.end.memory),
+        "output": wording.log(attempt.output),
+        "ranks": [_rank(log) for log in attempt.ranks],
+        "leftovers": attempt.end.leftovers,
+        "worlds": [asdict(view) for view in attempt.end.worlds],
+    }
+
+
+def _drill(summary: Summary) -> dict[str, Any] | None:
+    """The results of a drill and of sweeps of tests; None without any."""
+    swept = drills_in_words.sweeps(summary)
+    if not swept:
+        return None
+    return {
+        "tests": [_sweep(result, report) for result, report in swept],
+        "not_reached": drills_in_words.not_reached(summary),
+    }
+
+
+def _sweep(finished: FinishedTest, report: SweepReport) -> dict[str, Any]:
+    return {
+        "id": str(finished.test.id),
+        "asked_by": "drill" if report.is_drill else "test",
+        "why_not": report.why_not or None,
+        "cells": [{**asdict(cell), "end": cell.end.value} for cell in report.cells],
+        "hang_no_more": wording.hang_no_more(report) if report.is_drill else [],
+    }
+
+
+def _rank(log: RankLog) -> dict[str, Any]:
+    return {"rank": log.rank, "output": wording.log(log.output), "stacks": wording.log(log.stacks)}
