@@ -70,11 +70,11 @@ HOT = """
 import contextlib, sys, tempfile, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from torch_testing_ext._torch import flight_recorder
-from torch_testing_ext._collectives import sanitized_rank
-from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+from torch_testing_ext._torch.groups import watched_groups
+from torch_testing_ext._collectives.sanitizer import rank_sanitizer
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 from torch_testing_ext.launch.own_report import is_of_lost_peer
-flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
+watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mine = torch.ones(4)
 is_async = sys.argv[1] == "async"
@@ -88,15 +88,15 @@ for turn in range(12):
     for word in best:
         with tempfile.TemporaryDirectory() as folder:
             if word != "off":
-                sanitized_rank.prepare_hook(True)
-                sanitized_rank.begin_sanitizing(0, read_kinds(word), None, Path(folder, "log"))
+                rank_sanitizer.prepare_hook(True)
+                rank_sanitizer.begin_sanitizing(0, read_kinds(word), None, Path(folder, "log"))
             for part in range(3):
                 began = time.thread_time()
                 for _ in range(500):
                     call()
                 best[word] = min(best[word], (time.thread_time() - began) / 500)
-            sanitized_rank.finish_sanitizing()
-            sanitized_rank.prepare_hook(False)
+            rank_sanitizer.finish_sanitizing()
+            rank_sanitizer.prepare_hook(False)
 for word, seconds in best.items():
     print(word, 1e6 * seconds)
 """
@@ -107,27 +107,27 @@ AMONG_RANKS = """
 import contextlib, os, statistics, sys, tempfile, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from torch_testing_ext._torch import flight_recorder
-from torch_testing_ext._collectives import sanitized_rank
-from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+from torch_testing_ext._torch.groups import watched_groups
+from torch_testing_ext._collectives.sanitizer import rank_sanitizer
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 from torch_testing_ext.launch.own_report import is_of_lost_peer
 def run(rank, folder):
     torch.set_num_threads(1)
-    flight_recorder.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
+    watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
     dist.init_process_group("gloo", store=dist.FileStore(os.path.join(folder, "store"), 3), rank=rank, world_size=3)
     mine, times = torch.ones(4), {word: [] for word in sys.argv[1:]}
     for turn in range(12):
         for word in times:
             if word != "off":
-                sanitized_rank.prepare_hook(True)
-                sanitized_rank.begin_sanitizing(rank, read_kinds(word), None, Path(folder, f"log{rank}"))
+                rank_sanitizer.prepare_hook(True)
+                rank_sanitizer.begin_sanitizing(rank, read_kinds(word), None, Path(folder, f"log{rank}"))
             dist.barrier()
             began = time.thread_time()
             for _ in range(200):
                 dist.all_reduce(mine)
             times[word].append((time.thread_time() - began) / 200)
-            sanitized_rank.finish_sanitizing()
-            sanitized_rank.prepare_hook(False)
+            rank_sanitizer.finish_sanitizing()
+            rank_sanitizer.prepare_hook(False)
             dist.barrier()
     if rank == 0:
         for word, seconds in times.items():

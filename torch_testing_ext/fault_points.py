@@ -1,6 +1,6 @@
 """Names of places in your code, for tests with faults. Imports nothing; outside of such tests it does nothing."""
 
-# The rank of a test with faults that this process is: see `_collectives/sanitized_rank.py`.
+# The rank of a test with faults that this process is: see `_collectives/sanitizer/faults_of_rank.py`.
 rank = None
 
 

@@ -100,7 +100,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _kinds(text: str) -> str:
-    from torch_testing_ext._collectives.sanitizer_kinds import read_kinds
+    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 
     try:
         read_kinds(text)
@@ -217,12 +217,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
         lines.append(why_no_rank())
     if config.getoption("--sanitize"):
-        from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+        from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
 
         notes.has_header = True
         lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
     if config.getoption(_WORLD) is not None:
-        from torch_testing_ext._collectives.failure import describe_world
+        from torch_testing_ext._collectives.worlds.world_views import describe_world
 
         lines.append(describe_world(config.getoption(_WORLD)))
     if _fake_accelerators():
@@ -402,7 +402,7 @@ def pytest_runtest_setup(item: Any) -> None:
         from torch_testing_ext._pytest_ranks import standalone
 
         if is_in_world:
-            from torch_testing_ext._collectives.failure import not_in_world
+            from torch_testing_ext._collectives.worlds.world_views import not_in_world
 
             pytest.skip(not_in_world(int(is_in_world), "runs in a new interpreter"))
         standalone.set_up(item)

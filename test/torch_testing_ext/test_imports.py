@@ -161,9 +161,9 @@ class TestImportingTheMirror(unittest.TestCase):
     def test_the_mirror_imports_nothing_that_only_some_tests_need(self):
         """Ranks that fail, hang, are sanitized, persist or are threads: the first of them pays."""
         later = (
-            "_collectives.findings",
-            "_collectives.proof",
-            "_collectives.sanitizer_log",
+            "_collectives.findings.finding",
+            "_collectives.proof.proof_of_hang",
+            "_collectives.sanitizer.sanitizer_log",
             "_testing.bases.threaded_group",
         )
         later += tuple(f"launch.{name}" for name in ("hang", "judging", "persistent_ranks", "probes", "coordinator"))

@@ -1,20 +1,16 @@
-"""A failure as data, made once where it is judged: title, what each rank did and where, lines of the source, values.
-
-Exceptions, messages between processes and the journal of a run carry it. Whoever shows a failure turns it into text
-here, as the last step. Nobody reads such a text.
-"""
+"""A failure of a test as data, and its text on a screen."""
 
 from __future__ import annotations
 
 import enum
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
-from torch_testing_ext._process.words import count, list_of
+from torch_testing_ext._process.words import list_of
 
 WIDTH = 80
 # The lines of a failure at that width. The two that a runner adds, with the name of the test, make 15.
@@ -386,140 +382,3 @@ def _aligned(cells: Sequence[Cell]) -> Iterator[str]:
         if cell.ranks and len(start) + len(place) > WIDTH:
             place = place.partition(" in ")[0]
         yield cut(f"{start}{place}".rstrip(), WIDTH) if cell.ranks else f"{start}{place}"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Lanes: when each rank of a test ran and what it issued then, for pictures of the test.
-
-LANES_FILE = "ranks.lanes"
-
-
-class TimedCall(NamedTuple):
-    """A collective. `group` and `place` are the same for all of its members. The recorder does not time its end."""
-
-    name: str
-    group: str
-    place: int
-    # Seconds since 1970.
-    at: float
-    is_over: bool
-    site: str
-
-
-@dataclass(frozen=True)
-class RankLane:
-    """The life of a rank in seconds since 1970: the test asked for it, it began, it ended."""
-
-    rank: int
-    asked: float
-    began: float
-    ended: float
-    # It ended, in a word.
-    how: str
-    calls: tuple[TimedCall, ...] = ()
-
-
-class CallBar(NamedTuple):
-    """A call in a picture. `until`: the next call of its rank, or the end of that."""
-
-    rank: int
-    call: TimedCall
-    over: float
-    until: float
-
-
-def meetings(lanes: Iterable[RankLane]) -> list[list[tuple[int, TimedCall]]]:
-    """The calls that belong together, each with its rank, the first to come first."""
-    by_place: dict[tuple[str, int], dict[int, TimedCall]] = {}
-    for lane in lanes:
-        for call in lane.calls:
-            by_place.setdefault((call.group, call.place), {})[lane.rank] = call
-    met = [calls for calls in map(_same_kind, by_place.values()) if len(calls) > 1]
-    return [sorted(calls.items(), key=lambda pair: pair[1].at) for calls in met]
-
-
-def bars(lanes: Iterable[RankLane], met: Iterable[Sequence[tuple[int, TimedCall]]]) -> list[CallBar]:
-    """The calls of all ranks. One that is over was so when the last rank came, as far as the recorder tells."""
-    arrived: dict[tuple[str, int], float] = {}
-    for calls in met:
-        _, last = calls[-1]
-        arrived[last.group, last.place] = last.at
-    drawn = []
-    for lane in lanes:
-        ends = [*(call.at for call in lane.calls[1:]), lane.ended]
-        for call, until in zip(lane.calls, ends, strict=False):
-            over = until
-            if call.is_over:
-                over = min(until, arrived.get((call.group, call.place), call.at))
-            drawn.append(CallBar(lane.rank, call, over, until))
-    return drawn
-
-
-def _same_kind(calls: Mapping[int, TimedCall]) -> dict[int, TimedCall]:
-    """Ranks that disagree do not meet: only those of the most frequent kind do."""
-    kinds = [call.name for call in calls.values()]
-    most = max(kinds, key=kinds.count)
-    return {rank: call for rank, call in calls.items() if call.name == most}
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Whole worlds: what ranks without communication have issued, for pictures of a test that ran in one.
-
-
-class WorldCall(NamedTuple):
-    """A call of a class of ranks, and the bytes that each of them hands over."""
-
-    name: str
-    group: str
-    bytes: int
-    site: str
-
-
-@dataclass(frozen=True)
-class WorldClass:
-    """Ranks that have issued the same: `count` calls each. `calls`: the first of these, if they were asked for."""
-
-    ranks: tuple[int, ...]
-    count: int
-    calls: tuple[WorldCall, ...] = ()
-
-
-@dataclass(frozen=True)
-class WorldView:
-    """A whole world. `traffic`: the bytes from each block of `block` neighbouring ranks (row) to each (column)."""
-
-    size: int
-    block: int
-    traffic: tuple[tuple[int, ...], ...]
-    classes: tuple[WorldClass, ...]
-    longest_chain: int
-    # The lines whose assertions compare values that were not communicated.
-    not_judged: tuple[str, ...] = ()
-
-    def block_of(self, number: int) -> range:
-        """The ranks of a row or column."""
-        return range(number * self.block, min(self.size, (number + 1) * self.block))
-
-
-def describe_world(size: int) -> str:
-    """The header of a run whose tests run in whole worlds."""
-    return f"whole world: {count(size, 'rank')} for each test, without communication"
-
-
-HAS_NO_RANKS = "has no ranks"
-
-
-def not_in_world(size: int, why: str) -> str:
-    """The reason of a skip. `why`: a verb with its object, of which the test is the subject."""
-    return f"not in a world of {count(size, 'rank')}: it {why}"
-
-
-# In a process whose runner asks for them: the worlds of the test that runs.
-noted_worlds: list[WorldView] | None = None
-
-
-def take_worlds() -> tuple[WorldView, ...]:
-    """Return the worlds since the last call, and note those that follow."""
-    global noted_worlds
-    taken, noted_worlds = noted_worlds, []
-    return tuple(taken or ())

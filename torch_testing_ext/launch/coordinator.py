@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch_testing_ext._collectives.records import unpack_record
+from torch_testing_ext._collectives.records.raw_records import unpack_record
 from torch_testing_ext._machine import machine_resources
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.channels import Channel

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from torch_testing_ext._collectives.sanitizer_kinds import KNOWN as KNOWN_KINDS, SanitizeKind, kinds_of, read_kinds
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import (
+    KNOWN as KNOWN_KINDS,
+    SanitizeKind,
+    kinds_of,
+    read_kinds,
+)
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext._machine.machine_resources import leased_port

@@ -15,15 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.findings import (
-    EXPECTED_TIMEOUT,
-    Doing,
-    Finding,
-    FindingKind,
-    first_uneven,
-    first_unmatched,
-)
-from torch_testing_ext._collectives.records import Call, RankRecord, SeenError
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.findings.uneven_calls import EXPECTED_TIMEOUT, first_uneven, first_unmatched
+from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord, SeenError
 from torch_testing_ext._process import system
 from torch_testing_ext._process.source_files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, list_of

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from torch_testing_ext._collectives.blocked import RankState, state_of_process
-from torch_testing_ext._collectives.records import pack_record
-from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
+from torch_testing_ext._collectives.blocked.rank_state import RankState
+from torch_testing_ext._collectives.records.raw_records import pack_record
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._process import importing, messages, running_coverage, sessions, signals, system
 from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.stacks import write_on_request, write_stacks
@@ -338,19 +338,19 @@ def begin_first_task() -> None:
 
 def prepare_to_sanitize(wanted: bool) -> None:
     """In a process that forks ranks: let them inherit the hook, or remove it."""
-    if wanted or "torch_testing_ext._collectives.sanitized_rank" in sys.modules:
-        from torch_testing_ext._collectives import sanitized_rank
+    if wanted or "torch_testing_ext._collectives.sanitizer.rank_sanitizer" in sys.modules:
+        from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
-        sanitized_rank.prepare_hook(wanted)
+        rank_sanitizer.prepare_hook(wanted)
 
 
 def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     """A test begins in this rank."""
     prepare_to_sanitize(bool(wanted))
     if wanted:
-        from torch_testing_ext._collectives import sanitized_rank
+        from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
-        sanitized_rank.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
+        rank_sanitizer.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
 
 
 def _wait_for_peers() -> None:
@@ -362,9 +362,9 @@ def _wait_for_peers() -> None:
 
 def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
-    sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
-    if sanitized_rank is not None:
-        sanitized_rank.finish_sanitizing()
+    sanitizer = sys.modules.get("torch_testing_ext._collectives.sanitizer.rank_sanitizer")
+    if sanitizer is not None:
+        sanitizer.finish_sanitizing()
 
 
 def collectives_of_test(more_follow: bool = False) -> bytes:
@@ -384,14 +384,15 @@ def collectives_of_test(more_follow: bool = False) -> bytes:
 
 def write_answer(target: Path, with_state: bool) -> None:
     """While the test runs: write the collectives that this rank has issued so far, and what its threads do."""
+    from torch_testing_ext._collectives.blocked.process_threads import state_of_process
     from torch_testing_ext._torch.groups import flight_recorder
 
     at = now()
     state = state_of_process() if with_state else None
-    sanitized_rank = sys.modules.get("torch_testing_ext._collectives.sanitized_rank")
-    if state is not None and sanitized_rank is not None and sanitized_rank.is_active():
+    sanitizer = sys.modules.get("torch_testing_ext._collectives.sanitizer.rank_sanitizer")
+    if state is not None and sanitizer is not None and sanitizer.is_active():
         # The parent reads the log; the first dump of a recorder takes half a second.
-        state = replace(state, timers=state.timers or sanitized_rank.has_shorter_timeouts())
+        state = replace(state, timers=state.timers or sanitizer.has_shorter_timeouts())
         data = _packed([], at, state, {})
     else:
         # Before the dump: a later one would look like a gap.

@@ -26,20 +26,13 @@ from torch_testing_ext._collectives.failure import (
     SourceLine,
     Value,
 )
-from torch_testing_ext._collectives.findings import (
-    Doing,
-    Finding,
-    FindingKind,
-    deadlocked,
-    describe_deadlock,
-    differences,
-    first_left_alone,
-    first_mismatch,
-    first_unmatched,
-    waiting_calls,
-)
-from torch_testing_ext._collectives.proof import suspected_creation
-from torch_testing_ext._collectives.records import RankRecord
+from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.findings.uneven_calls import differences, first_unmatched
+from torch_testing_ext._collectives.proof.store_waits import suspected_creation
+from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import (
     cut,

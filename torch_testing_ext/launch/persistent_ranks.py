@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.records import do_members_agree, unpack_record
+from torch_testing_ext._collectives.records.raw_records import do_members_agree, unpack_record
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
 
@@ -248,7 +248,9 @@ class _TaskWatcher(RankWatcher):
         left = [unpack_record(self.records.left(rank)) for rank in range(self.run.job.world_size)]
         if do_members_agree(left):
             return True
-        from torch_testing_ext._collectives.findings import first_mismatch, is_uneven, unpaired
+        from torch_testing_ext._collectives.findings.message_pairs import unpaired
+        from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+        from torch_testing_ext._collectives.findings.uneven_calls import is_uneven
 
         records = [raw.record(rank) for rank, raw in enumerate(left) if raw is not None]
         return first_mismatch(records) is None and not is_uneven(records) and not unpaired(records)

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.findings import Finding, deadlocked, waiting_calls
-from torch_testing_ext._collectives.proof import Evidence, ProofRules, endless_mismatch, judge_probe
-from torch_testing_ext._collectives.records import RankRecord, read_raw
-from torch_testing_ext._collectives.sanitizer_findings import (
-    finding_of_rank,
-    first_inversion,
-    first_parted,
-    first_unbuffered,
-)
-from torch_testing_ext._collectives.sanitizer_kinds import AGAIN, SanitizeKind
-from torch_testing_ext._collectives.sanitizer_log import (
+from torch_testing_ext._collectives.findings.deadlocks import deadlocked, waiting_calls
+from torch_testing_ext._collectives.findings.diverged_replicas import first_parted
+from torch_testing_ext._collectives.findings.finding import Finding
+from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
+from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of_rank
+from torch_testing_ext._collectives.findings.unbuffered_sends import first_unbuffered
+from torch_testing_ext._collectives.proof.proof_of_hang import Evidence, ProofRules, endless_mismatch, judge_probe
+from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.records.raw_records import read_raw
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
     LogContent,
     LogReader,
     have_notes,
@@ -123,7 +123,7 @@ class Logs:
 
     def _with_wrong_results(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with the results that are not those of the inputs."""
-        from torch_testing_ext._collectives.computed_results import results_of, wrong_results
+        from torch_testing_ext._collectives.sanitizer.result_checks import results_of, wrong_results
 
         records = [report.issued for report in reports if report.issued is not None]
         results = {rank: results_of(path) for rank, path in enumerate(self._paths)}

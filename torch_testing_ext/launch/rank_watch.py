@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
-from torch_testing_ext._collectives.records import RawRecord, calls_of, unpack_record
+from torch_testing_ext._collectives.lanes_of_ranks import LANES_FILE, RankLane
+from torch_testing_ext._collectives.records.issued_calls import calls_of
+from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
 from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext._process.logs import content_of, tail, text_of
@@ -44,7 +45,7 @@ from .verdict import (
 )
 
 if TYPE_CHECKING:
-    from torch_testing_ext._collectives.findings import Finding
+    from torch_testing_ext._collectives.findings.finding import Finding
 
     from .probes import Logs, Prober
 
@@ -643,7 +644,7 @@ class Looks:
         self.doubt = self._prober.doubt
 
     def _make_prober(self) -> Prober:
-        from torch_testing_ext._collectives.proof import ProofRules
+        from torch_testing_ext._collectives.proof.proof_of_hang import ProofRules
 
         from .probes import Prober
 

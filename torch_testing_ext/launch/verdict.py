@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.records import RankRecord, RawRecord, do_members_agree
+from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.records.raw_records import RawRecord, do_members_agree
 from torch_testing_ext._process import notes
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
@@ -22,7 +23,7 @@ from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep, SweepCell, 
 from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
 
 if TYPE_CHECKING:
-    from torch_testing_ext._collectives.findings import Finding
+    from torch_testing_ext._collectives.findings.finding import Finding
 
     from .nccl_status import NcclRank
 

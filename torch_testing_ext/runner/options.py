@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.sanitizer_kinds import KNOWN, read_kinds
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import KNOWN, read_kinds
 from torch_testing_ext._process import messages, project_settings, shell_words, system, user_commands
 from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_settings import (

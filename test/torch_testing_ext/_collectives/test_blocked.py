@@ -5,7 +5,7 @@ import sys
 import unittest
 from datetime import timedelta
 
-from torch_testing_ext._collectives import blocked
+from torch_testing_ext._collectives.blocked import method_calls
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -14,11 +14,11 @@ class Probe:
 
     def get(self, *args, **kwargs):
         frame = sys._getframe(1)
-        return blocked.method_call_of(frame.f_code, frame.f_lasti), blocked._keys_in_words(frame, "get")
+        return method_calls.method_call_of(frame.f_code, frame.f_lasti), method_calls.keys_in_words(frame, "get")
 
     def wait(self, *args, **kwargs):
         frame = sys._getframe(1)
-        return blocked.method_call_of(frame.f_code, frame.f_lasti), blocked._timeout_of_wait(frame)
+        return method_calls.method_call_of(frame.f_code, frame.f_lasti), method_calls.timeout_of_wait(frame)
 
 
 KEY = "of the module"

@@ -6,15 +6,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from torch_testing_ext._collectives.computed_results import (
-    Begun,
-    ResultSampler,
-    _parts,
-    _split,
-    results_of,
-    wrong_results,
-)
-from torch_testing_ext._collectives.records import Call, CallInGroup, GroupRecord, make_record
+from torch_testing_ext._collectives.records.issued_calls import Call, CallInGroup, GroupRecord, make_record
+from torch_testing_ext._collectives.sanitizer.result_checks import results_of, wrong_results
+from torch_testing_ext._collectives.sanitizer.result_samples import Begun, ResultSampler, _parts, _split
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext.common_utils import run_tests
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import torch.distributed as dist
 
-from torch_testing_ext._collectives.proof import suspected_creation
-from torch_testing_ext._collectives.records import GroupRecord, make_record, read_raw, unpack_record
+from torch_testing_ext._collectives.proof.store_waits import suspected_creation
+from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record
+from torch_testing_ext._collectives.records.raw_records import read_raw, unpack_record
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests

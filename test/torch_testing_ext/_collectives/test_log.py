@@ -7,18 +7,22 @@ import threading
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._collectives import sanitizer_log
-from torch_testing_ext._collectives.findings import (
-    deadlocked,
-    first_left_alone,
-    first_mismatch,
-    first_unmatched,
-    waiting_calls,
+from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.deadlocks import deadlocked, waiting_calls
+from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
+from torch_testing_ext._collectives.findings.unbuffered_sends import first_unbuffered
+from torch_testing_ext._collectives.findings.uneven_calls import first_unmatched
+from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._collectives.sanitizer import sanitizer_log
+from torch_testing_ext._collectives.sanitizer.issued_call import Issued
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
+    LogReader,
+    LogWriter,
+    is_quiet,
+    show_mismatch,
+    uses_groups,
 )
-from torch_testing_ext._collectives.records import GroupRecord
-from torch_testing_ext._collectives.sanitized_rank import Issued
-from torch_testing_ext._collectives.sanitizer_findings import first_inversion, first_unbuffered
-from torch_testing_ext._collectives.sanitizer_log import LogReader, LogWriter, is_quiet, show_mismatch, uses_groups
 from torch_testing_ext.common_utils import run_tests
 
 FLOATS = ((4,), "float32")

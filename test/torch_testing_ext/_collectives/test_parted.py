@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from torch_testing_ext._collectives.sanitizer_findings import END, Look, first_parted
+from torch_testing_ext._collectives.findings.diverged_replicas import END, Look, first_parted
 from torch_testing_ext.common_utils import run_tests
 
 GROUP = json.dumps(["0", "default_pg", [0, 1, 2], 0, "store"])

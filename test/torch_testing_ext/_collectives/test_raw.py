@@ -3,8 +3,15 @@
 import pickle
 import unittest
 
-from torch_testing_ext._collectives.findings import first_mismatch, unpaired
-from torch_testing_ext._collectives.records import RawRecord, do_members_agree, pack_record, read_raw, unpack_record
+from torch_testing_ext._collectives.findings.message_pairs import unpaired
+from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.records.raw_records import (
+    RawRecord,
+    do_members_agree,
+    pack_record,
+    read_raw,
+    unpack_record,
+)
 from torch_testing_ext.common_utils import run_tests
 
 WORLD = ("0", "default_pg", (0, 1))
@@ -164,7 +171,7 @@ class TestGroups(unittest.TestCase):
 
     def test_worlds_whose_ranks_changed(self):
         """Rank 2 made its first group of that name when rank 0 made its second: nobody is missing in either."""
-        from torch_testing_ext._collectives.findings import waiting_calls
+        from torch_testing_ext._collectives.findings.deadlocks import waiting_calls
 
         both, three = (0, 1), (0, 1, 2)
         data = [left(rank, groups=[("0", "x", both, rank, "s", 50), ("0", "x", three, rank, "s", 60)]) for rank in both]

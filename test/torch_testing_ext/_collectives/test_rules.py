@@ -4,19 +4,16 @@ import json
 import unittest
 from dataclasses import replace
 
-from torch_testing_ext._collectives.blocked import PythonThread, RankState, ThreadState, why_not_blocked
+from torch_testing_ext._collectives.blocked.rank_state import PythonThread, RankState, ThreadState, why_not_blocked
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.findings import (
-    FindingKind,
-    deadlocked,
-    describe_deadlock,
-    differences,
-    first_left_alone,
-    first_mismatch,
-    waiting_calls,
-)
-from torch_testing_ext._collectives.proof import Evidence, ProofRules, judge_probe
-from torch_testing_ext._collectives.records import GroupRecord, make_record, read_entry, shared_groups
+from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
+from torch_testing_ext._collectives.findings.finding import FindingKind
+from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.findings.uneven_calls import differences
+from torch_testing_ext._collectives.proof.proof_of_hang import Evidence, ProofRules, judge_probe
+from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record, shared_groups
+from torch_testing_ext._collectives.records.raw_records import read_entry
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.judging import judge

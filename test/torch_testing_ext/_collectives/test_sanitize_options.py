@@ -10,7 +10,7 @@ import pytest
 from kit.files import subject
 from kit.warm import run_warm
 
-from torch_testing_ext._collectives.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sanitize
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment

@@ -725,13 +725,13 @@ class Broken(MultiProcessTestCase):
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size)
 
     def break_recorder(self):
-        from torch_testing_ext._collectives import sanitized_rank
+        from torch_testing_ext._collectives.sanitizer import call_recorder
 
         # Compiled with the name of the module, as if the fault were there.
         names = {}
         code = "def place_of(self, frame): raise ZeroDivisionError('no site')"
-        exec(compile(code, sanitized_rank.__file__, "exec"), names)
-        sanitized_rank.CallRecorder._place_of = names["place_of"]
+        exec(compile(code, call_recorder.__file__, "exec"), names)
+        call_recorder.CallRecorder._place_of = names["place_of"]
 
     def failing_recorder(self):
         self.join()
@@ -746,18 +746,18 @@ class Broken(MultiProcessTestCase):
 
     def handler_that_raises(self):
         """As a handler of a signal would, in the middle of the recorder."""
-        from torch_testing_ext._collectives import sanitized_rank
+        from torch_testing_ext._collectives.sanitizer import call_recorder
 
         self.join()
-        place_of = sanitized_rank.CallRecorder._place_of
+        place_of = call_recorder.CallRecorder._place_of
 
         def interrupted(*_):
             raise TimeoutError("of the test")
 
-        sanitized_rank.CallRecorder._place_of = interrupted
+        call_recorder.CallRecorder._place_of = interrupted
         with self.assertRaisesRegex(TimeoutError, "of the test"):
             dist.all_reduce(ones())
-        sanitized_rank.CallRecorder._place_of = place_of
+        call_recorder.CallRecorder._place_of = place_of
         dist.barrier()
 
 

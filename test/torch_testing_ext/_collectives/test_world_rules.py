@@ -8,12 +8,15 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._collectives import findings, world_rules
-from torch_testing_ext._collectives.findings import FindingKind
-from torch_testing_ext._collectives.records import GroupRecord
-from torch_testing_ext._collectives.sanitized_rank import Issued
-from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter, text_of
-from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge, traffic, view_of
+from torch_testing_ext._collectives.findings import mismatches
+from torch_testing_ext._collectives.findings.finding import FindingKind
+from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._collectives.sanitizer.issued_call import Issued
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL, LogReader, LogWriter, text_of
+from torch_testing_ext._collectives.worlds import world_progress
+from torch_testing_ext._collectives.worlds.world_progress import Progress, judge
+from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
+from torch_testing_ext._collectives.worlds.world_traffic import traffic, view_of
 from torch_testing_ext.common_utils import run_tests
 
 FLOATS = ((4,), "float32")
@@ -251,13 +254,13 @@ class BrokenRulesTest(WorldCase):
     def without(self, rule):
         """Leave out a rule of `judge`, or of what it calls."""
         nothing = {
-            "first_group_difference": (world_rules, lambda world: None),
-            "first_mismatch": (world_rules, lambda records: None),
-            "first_unmatched": (world_rules, lambda records: None),
+            "first_group_difference": (world_progress, lambda world: None),
+            "first_mismatch": (world_progress, lambda records: None),
+            "first_unmatched": (world_progress, lambda records: None),
             "reached": (Progress, lambda progress: self.world.records),
             "finding": (Progress, lambda progress: None),
-            "_wrong_exchange": (findings, lambda *_: None),
-            "pairs_of": (findings, lambda records: []),
+            "_wrong_exchange": (mismatches, lambda *_: None),
+            "pairs_of": (mismatches, lambda records: []),
             "_is_over": (Progress, self.is_over),
         }
         owner, instead = nothing[rule]
@@ -326,7 +329,7 @@ class BrokenRulesTest(WorldCase):
             with self.without(rule):
                 self.assertIsNot(self.kind(ranks), kind, rule)
             broken.add(rule)
-        of_both = {**vars(Progress), **vars(world_rules)}
+        of_both = {**vars(Progress), **vars(world_progress)}
         rules = {name for name in judge.__code__.co_names if inspect.isfunction(of_both.get(name))}
         self.assertEqual(rules - broken, set())
 

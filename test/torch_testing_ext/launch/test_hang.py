@@ -5,8 +5,9 @@ import unittest
 from pathlib import Path
 
 import torch_testing_ext
-from torch_testing_ext._collectives.findings import differences
-from torch_testing_ext._collectives.records import GroupRecord, make_record, pack_record, read_entry, read_raw
+from torch_testing_ext._collectives.findings.uneven_calls import differences
+from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record
+from torch_testing_ext._collectives.records.raw_records import pack_record, read_entry, read_raw
 from torch_testing_ext._process import system
 from torch_testing_ext._process.source_files import source_text
 from torch_testing_ext.common_utils import run_tests

@@ -6,8 +6,8 @@ import sys
 import unittest
 from types import SimpleNamespace
 
-from torch_testing_ext._collectives.proof import ProofRules
-from torch_testing_ext._collectives.records import pack_record
+from torch_testing_ext._collectives.proof.proof_of_hang import ProofRules
+from torch_testing_ext._collectives.records.raw_records import pack_record
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.in_rank import Sanitize

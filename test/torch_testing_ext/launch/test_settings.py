@@ -10,7 +10,7 @@ from unittest import mock
 from kit.processes import clean_environ
 from kit.warm import run_warm
 
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import notes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment

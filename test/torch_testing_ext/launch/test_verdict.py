@@ -26,7 +26,7 @@ from kit.verdicts import (
 )
 
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankAccount, RankEnding, Verdict
 from torch_testing_ext.launch.judging import judge, view_of_error

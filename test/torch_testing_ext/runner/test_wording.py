@@ -13,7 +13,7 @@ from kit.invented_runs import attempt, history_of, run_events, send
 from kit.verdicts import CASE, killed, stopped, world
 
 from torch_testing_ext._collectives.failure import FailureView, Site
-from torch_testing_ext._collectives.findings import Doing, Finding, FindingKind
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._process import messages
 from torch_testing_ext._pytest_ranks.reports import Ending
 from torch_testing_ext.common_utils import run_tests

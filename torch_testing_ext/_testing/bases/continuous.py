@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.device_rules import NCCL

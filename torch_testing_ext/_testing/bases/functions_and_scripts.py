@@ -26,9 +26,10 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.findings import Finding, first_mismatch
-from torch_testing_ext._collectives.records import RawRecord, unpack_record
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.findings.finding import Finding
+from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import masks_for
 from torch_testing_ext._process import ends, messages, system, user_commands

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts, rank_life
 from torch_testing_ext._testing.bases.rank_verdicts import rank_error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import HAS_NO_RANKS, not_in_world
+from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.bases import ranked_test_case, whole_worlds
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase, own_cleanups

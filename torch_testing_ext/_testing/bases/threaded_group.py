@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.records import (
+from torch_testing_ext._collectives.records.issued_calls import (
     Call,
     CallInGroup,
     GroupRecord,
@@ -29,7 +29,7 @@ from torch_testing_ext._collectives.records import (
     agreement_of,
     make_record,
 )
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import thread_worlds
@@ -37,7 +37,7 @@ from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 from torch_testing_ext.launch import Cause
 
 if TYPE_CHECKING:
-    from torch_testing_ext._collectives.watched_works import ThreadWaits
+    from torch_testing_ext._collectives.sanitizer.thread_waits import ThreadWaits
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -474,16 +474,16 @@ class Rendezvous:
     ) -> None:
         """Note a NaN or infinity in the inputs; overwrite outputs that are no inputs, before other ranks write."""
         # Only where it is asked for.
-        from torch_testing_ext._collectives import tensor_checks
+        from torch_testing_ext._collectives.sanitizer import operation_checks
 
         if SanitizeKind.NAN in self._world.kinds:
-            descriptions = (tensor_checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
+            descriptions = (operation_checks.describe_non_finite(tensor, name_of_op(options)) for tensor in inputs)
             text = next(filter(None, descriptions), None)
             if text is not None:
-                call = tensor_checks.name_of_operation(kind, inputs)
+                call = operation_checks.name_of_operation(kind, inputs)
                 self._world.note(self._ranks[rank], "nan", f"{text} enter {call}", site_of_call())
         if SanitizeKind.POISON in self._world.kinds:
-            tensor_checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
+            operation_checks.Poison(self._ranks[rank]).overwrite(outputs, inputs)
 
     def _enter(self, rank: int, kind: str, arguments: Any, options: Mapping[str, Any]) -> tuple[_Collective, _Issued]:
         self._counts[rank] += 1

@@ -19,14 +19,10 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.findings import (
-    Finding,
-    deadlocked,
-    describe_deadlock,
-    waiting_calls,
-)
-from torch_testing_ext._collectives.sanitizer_findings import finding_of_rank
-from torch_testing_ext._collectives.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
+from torch_testing_ext._collectives.findings.finding import Finding
+from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of_rank
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._torch.groups import thread_worlds
 from torch_testing_ext.launch import RankEnding, RankReport, grace_periods, hang, now
 from torch_testing_ext.launch.in_rank import Sanitize
@@ -101,18 +97,18 @@ class RankThreads:
             self._follow_works(world_size)
         if sanitize.shake is not None:
             # Only where it is asked for.
-            from torch_testing_ext._collectives import tensor_checks
+            from torch_testing_ext._collectives.sanitizer import operation_checks
 
-            self._world.delays = {rank: tensor_checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
+            self._world.delays = {rank: operation_checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
 
     def _follow_works(self, world_size: int) -> None:
         # Only where it is asked for.
-        from torch_testing_ext._collectives import watched_works
+        from torch_testing_ext._collectives.sanitizer import thread_waits
 
         ranks = range(world_size)
         world = self._world
-        world.waits = {rank: watched_works.ThreadWaits(partial(world.note, rank), site_of_call) for rank in ranks}
-        watched_works.watch_waits(list(world.waits.values()))
+        world.waits = {rank: thread_waits.ThreadWaits(partial(world.note, rank), site_of_call) for rank in ranks}
+        thread_waits.watch_waits(list(world.waits.values()))
 
     def start(self) -> None:
         try:
@@ -227,9 +223,9 @@ class RankThreads:
         self.is_over = True
         self._world.close()
         if self._world.waits:
-            from torch_testing_ext._collectives import watched_works
+            from torch_testing_ext._collectives.sanitizer import thread_waits
 
-            watched_works.watch_waits([])
+            thread_waits.watch_waits([])
         if not self._all_gone():
             for thread in self.threads:
                 if thread.is_alive():

@@ -22,14 +22,15 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._collectives import failure, world_rules
 from torch_testing_ext._collectives.failure import FailureView, Site
-from torch_testing_ext._collectives.findings import FindingKind
-from torch_testing_ext._collectives.sanitized_rank import CallRecorder
-from torch_testing_ext._collectives.sanitizer_findings import first_inversion
-from torch_testing_ext._collectives.sanitizer_log import ALL, LogReader, LogWriter
-from torch_testing_ext._collectives.tensor_checks import Check, inputs_of, outputs_of
-from torch_testing_ext._collectives.world_rules import Progress, WorldRecords, bytes_of, judge
+from torch_testing_ext._collectives.findings.finding import FindingKind
+from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
+from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
+from torch_testing_ext._collectives.sanitizer.operation_checks import Check, inputs_of, outputs_of
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL, LogReader, LogWriter
+from torch_testing_ext._collectives.worlds import world_traffic, world_views
+from torch_testing_ext._collectives.worlds.world_progress import Progress, judge
+from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
 from torch_testing_ext._process import ends, fork_safety, sessions, signals, system, temporary_folders
 from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
@@ -105,7 +106,7 @@ class World:
         """
         if block < 1:
             raise ValueError(f"a block has at least one rank, not {block}")
-        return world_rules.traffic(self._records, block)
+        return world_traffic.traffic(self._records, block)
 
 
 def check_world(
@@ -159,10 +160,10 @@ def judge_ranks(ranks: Ranks, buffered_sends: bool = False) -> World:
         error.failure = FailureView.of_text(text, title=lines[0].partition("\n")[0])
         raise error
     progress = Progress(ranks.records, buffered_sends)
-    if failure.noted_worlds is not None:
+    if world_views.noted_worlds is not None:
         not_judged = [*ranks.not_judged, *ranks.cuts]
         with_calls = environment.read_settings().lanes
-        failure.noted_worlds.append(world_rules.view_of(ranks.records, progress.chain, not_judged, with_calls))
+        world_views.noted_worlds.append(world_traffic.view_of(ranks.records, progress.chain, not_judged, with_calls))
     finding = judge(ranks.records, progress, is_cut=bool(ranks.cuts))
     if finding is not None:
         classes = "\n".join(few([str(alike) for alike in ranks.records.classes]))
@@ -296,7 +297,7 @@ class Ranks:
         if "skipped" in result:
             raise unittest.SkipTest(result["skipped"])
         if self._is_test and "unsuitable" in result:
-            raise unittest.SkipTest(failure.not_in_world(self.world_size, result["unsuitable"]))
+            raise unittest.SkipTest(world_views.not_in_world(self.world_size, result["unsuitable"]))
         if "error" in result:
             self.assertions[rank] = result["failed"]
             self.errors[rank] = result["error"], "\n".join([result["traceback"], output])

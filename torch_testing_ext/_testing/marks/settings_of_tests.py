@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from torch_testing_ext._collectives.sanitizer_kinds import kinds_of
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of
 from torch_testing_ext._process import notes
 from torch_testing_ext._process.project_settings import AUTO
 from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport

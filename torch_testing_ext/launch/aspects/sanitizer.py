@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Collection
 
-from torch_testing_ext._collectives.sanitizer_kinds import kinds_of, not_of_threads
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
 from torch_testing_ext._process import notes
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import say_once, show_to_user

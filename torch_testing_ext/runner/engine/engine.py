@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from torch_testing_ext._collectives.failure import describe_world
-from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
+from torch_testing_ext._collectives.worlds.world_views import describe_world
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._process import system, user_commands
 from torch_testing_ext.runner import events

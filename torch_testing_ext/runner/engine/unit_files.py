@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._collectives.failure import LANES_FILE, RankLane
+from torch_testing_ext._collectives.lanes_of_ranks import LANES_FILE, RankLane
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext.launch import hang, rank_watch

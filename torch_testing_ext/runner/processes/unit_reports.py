@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch_testing_ext import fault_points, faults
-from torch_testing_ext._collectives.failure import FailureView, take_worlds
+from torch_testing_ext._collectives.failure import FailureView
+from torch_testing_ext._collectives.worlds.world_views import take_worlds
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.notes import take_left_running, take_notes
 from torch_testing_ext.faults import SweepReport

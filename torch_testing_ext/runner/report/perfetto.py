@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch_testing_ext._collectives.failure import RankLane, bars, meetings
+from torch_testing_ext._collectives.lanes_of_ranks import RankLane, bars, meetings
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext.runner.model import Attempt
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._collectives.failure import WorldView, describe_world
+from torch_testing_ext._collectives.worlds.world_views import WorldView, describe_world
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count, size_in_words
 from torch_testing_ext.faults import SweepEnd, SweepReport

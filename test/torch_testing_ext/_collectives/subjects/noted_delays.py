@@ -14,10 +14,10 @@ class T(MultiProcessTestCase):
     def test_it(self):
         store = dist.FileStore(self.file_name, 2)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=2)
-        from torch_testing_ext._collectives import tensor_checks
+        from torch_testing_ext._collectives.sanitizer import operation_checks
 
         delays = []
-        tensor_checks.Delays.sleep = delays.append
+        operation_checks.Delays.sleep = delays.append
         for _ in range(20):
             dist.barrier()
         if self.rank == 0:

@@ -42,8 +42,8 @@ if __name__ == "__main__":
 PATCHES = """
 import sys
 import torch
-from torch_testing_ext._torch import device_state
-prepare = device_state.stop_noting
+from torch_testing_ext._torch.devices import first_accelerator_use
+prepare = first_accelerator_use.stop_noting
 
 def patched():
     prepare()
@@ -55,7 +55,7 @@ def patched():
     os.environ["PATCHED"] = "1"
     torch.library.define("patched::op", "(Tensor x) -> Tensor")
 
-device_state.stop_noting = patched
+first_accelerator_use.stop_noting = patched
 """
 PATCHED = {
     *("torch.distributed.all_reduce", "torch.get_default_dtype()", "torch._C._get_mkldnn_enabled()", "sys.meta_path"),

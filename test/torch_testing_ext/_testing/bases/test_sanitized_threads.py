@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from kit.outcomes import AccountsResult
 
-from torch_testing_ext._collectives import tensor_checks
-from torch_testing_ext._collectives.sanitizer_kinds import not_of_threads, read_kinds
+from torch_testing_ext._collectives.sanitizer import operation_checks
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._process import notes
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
@@ -169,7 +169,7 @@ class SanitizedThreadsTest(unittest.TestCase):
         delays = []
         with (
             mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SHAKE": "5", "TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
-            mock.patch.object(tensor_checks.Delays, "sleep", delays.append),
+            mock.patch.object(operation_checks.Delays, "sleep", delays.append),
         ):
             failures, said = self.run_one(Threads("shaken"))
         self.assertGreater(len(delays), 2)

@@ -9,7 +9,7 @@ import pytest
 import world_tests_subject as subject
 from kit.outcomes import outcome_of
 
-from torch_testing_ext._collectives import failure
+from torch_testing_ext._collectives.worlds import world_views
 from torch_testing_ext._testing.bases import ranked_test_case, tests_in_worlds
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.environment import IN_WORLD
@@ -28,7 +28,7 @@ class TestsInWorldsTest(unittest.TestCase):
         installed = unittest.mock.patch.object(ranked_test_case, "prepare_otherwise", tests_in_worlds.prepare)
         installed.start()
         self.addCleanup(installed.stop)
-        noted = unittest.mock.patch.object(failure, "noted_worlds", [])
+        noted = unittest.mock.patch.object(world_views, "noted_worlds", [])
         noted.start()
         self.addCleanup(noted.stop)
 
@@ -38,7 +38,7 @@ class TestsInWorldsTest(unittest.TestCase):
 
     def assertPasses(self, size, cls, name):
         self.assertEqual(self.run_in(size, cls, name), ("passed", ""))
-        (world,) = failure.take_worlds()
+        (world,) = world_views.take_worlds()
         self.assertEqual(world.size, size)
         return world
 

@@ -360,7 +360,7 @@ class TestOtherMachines(unittest.TestCase):
 
     def test_the_allocator_of_cuda(self):
         for is_enabled in (True, False):
-            with mock.patch.object(skips.device_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on):
+            with mock.patch.object(skips.cuda_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on):
                 skipped = self.is_skipped(lambda: skips.skipIfCachingAllocatorDisabled, "TEST_CUDA")
             self.assertEqual(skipped, not is_enabled)
 

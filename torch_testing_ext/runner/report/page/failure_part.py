@@ -5,16 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from torch_testing_ext._collectives.failure import (
-    CallBar,
-    Cell,
-    CodeLine,
-    FailureView,
-    RankLane,
-    Value,
-    bars,
-    meetings,
-)
+from torch_testing_ext._collectives.failure import Cell, CodeLine, FailureView, Value
+from torch_testing_ext._collectives.lanes_of_ranks import CallBar, RankLane, bars, meetings
 from torch_testing_ext._process.words import group_by
 from torch_testing_ext.runner.model import Attempt
 from torch_testing_ext.runner.report import wording

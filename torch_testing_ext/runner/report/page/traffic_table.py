@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from torch_testing_ext._collectives.failure import (
-    WorldView,
-)
+from torch_testing_ext._collectives.worlds.world_views import WorldView
 from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 

@@ -1,4 +1,9 @@
-"""The collectives that a rank has issued: the record that it leaves, and what that says."""
+"""The record that a rank leaves at the end of a test.
+
+It has the recorders' own pickles, which cost the rank least, and its groups.
+
+The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, records are made.
+"""
 
 from __future__ import annotations
 
@@ -6,380 +11,31 @@ import heapq
 import itertools
 import math
 import pickle
-from bisect import bisect, bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch_testing_ext._collectives.blocked.rank_state import RankState
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 
-from .blocked import RankState
-from .failure import Site, TimedCall
-
-# --------------------------------------------------------------------------------------------------------------------
-# The collectives that a rank has issued, as the rules read them.
-#
-# Three sources give them, each as calls with the number of their group: torch's flight recorders (`unpack_record`), the
-# log of `--sanitize`, and ranks that are threads.
-
-# The latest calls of all ranks together that are kept in lanes.
-_MOST_CALLS = 2_000
-_LEAST_OF_A_RANK = 4
-
-# Collectives whose inputs must be alike on all ranks, with any backend.
-_ALIKE = (
-    *("all_reduce", "allreduce_coalesced", "all_reduce_coalesced", "sparse_all_reduce", "broadcast", "reduce"),
-    *("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor", "reduce_scatter_tensor"),
+from .issued_calls import (
+    Call,
+    CallInGroup,
+    GroupKey,
+    GroupRecord,
+    RankRecord,
+    SeenError,
+    agreement_of,
+    generations,
+    make_record,
+    raised_for,
 )
-
-
-# The kinds of waits that are no calls: at a store, and for what only the rank's own process can end, as a lock does.
-STORE, OWN = "get", "wait"
-
-
-class GroupKey(NamedTuple):
-    """A process group that was made at the same point by all its members. Groups may have the same name in turn."""
-
-    name: str
-    generation: int
-    backend: str
-    world: str = ""
-
-
-@dataclass(frozen=True)
-class GroupRecord:
-    """A process group as one of its members knows it. `index`: this member's place among the `members`.
-
-    `world`: what all members know alike about the world that the group belongs to. `is_reconfigured`: a group of this
-    name got other members, as this one.
-    """
-
-    name: str
-    description: str
-    members: tuple[int, ...]
-    index: int
-    world: str = ""
-    is_reconfigured: bool = False
-
-    @classmethod
-    def made(cls, fields: Sequence[Any]) -> GroupRecord:
-        """A group from its fields in the process that has made it. The last one is the time of that."""
-        return cls(*fields[:-1])
-
-    @property
-    def is_default(self) -> bool:
-        return self.description == "default_pg"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names by which a test may call it: its own, its description, and that of its dimension of a mesh."""
-        return self.name, self.description, self.description.removeprefix("mesh_")
-
-    @property
-    def title(self) -> str:
-        if self.is_default:
-            return "the default group"
-        named = self.description if self.description not in ("", "undefined") else self.name
-        return f"group {named}"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One collective that a rank has issued. `place`: its number among this rank's collectives in the group, from 1.
-
-    A record gives it its place: before that, it is 0.
-    """
-
-    kind: str
-    place: int = 0
-    # In this rank, over all groups.
-    order: int = 0
-    shapes: tuple[str, ...] = ()
-    # Shapes with types.
-    inputs: tuple[str, ...] = ()
-    # The properties that must be equal on all members.
-    agreement: tuple[Any, ...] = ()
-    is_over: bool = False
-    # In seconds; infinite if unknown.
-    timeout: float = math.inf
-    site: Site | None = None
-    # It has raised, or a later one of this rank.
-    raised: bool = False
-    # What else a log tells: reduce operation, root, splits.
-    details: tuple[str, ...] = ()
-    # Of an all_to_all: the elements to and from each member.
-    exchange: tuple[tuple[int, ...], ...] | None = None
-    is_p2p: bool = False
-    # Of a send or receive, in the group; None: a receive from any rank.
-    peer: int | None = None
-    tag: int = 0
-    # A log does not know whether a call is over.
-    tells_end: bool = True
-    # The number of the thread in the rank, where a log tells it.
-    thread: int = 0
-    # The rank goes on only when the call is over.
-    blocks: bool = False
-    # The shapes of parts that are put together; () if they are flat.
-    layout: tuple[tuple[int, ...], ...] = ()
-    # How torch puts parts together: placements of DTensors, or a dimension.
-    parts: tuple[str, ...] = ()
-    # When it was issued, in seconds since 1970; 0 if unknown.
-    at: float = 0.0
-
-    def __str__(self) -> str:
-        return " ".join([self.name, *self.shapes])
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind} #{self.place}" if self.place else self.kind
-
-    @property
-    def agreement_of_message(self) -> tuple[Any, ...]:
-        """The properties that a receive must share with the send of its message: numbers and types of elements."""
-        return self.agreement[1:]
-
-    @property
-    def line(self) -> str:
-        return f"line {self.site.line}" if self.site else "line unknown"
-
-
-class SeenError(NamedTuple):
-    """An error of a call of torch.distributed. `sites`: the lines that have led to it, innermost first.
-
-    `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
-    """
-
-    at: int
-    function: str
-    lost_peer: bool
-    sites: tuple[Site, ...]
-
-    @classmethod
-    def of(cls, at: int, function: str, lost_peer: bool, places: Sequence[tuple[str, int, str]]) -> SeenError:
-        return cls(at, function, lost_peer, tuple(Site(*place) for place in places))
-
-    @property
-    def title(self) -> str:
-        return self.function or "a wait"
-
-
-class CallInGroup(NamedTuple):
-    """A call of a rank with the number of its group among those that the rank has made, and the group's backend.
-
-    Without a number the call is left out: its group is not known, or is not compared. `knows_peer`: of a send or
-    receive; torch's flight recorders do not know its peer and its tag.
-    """
-
-    call: Call
-    group: int | None
-    backend: str
-    knows_peer: bool = True
-
-
-@dataclass(frozen=True)
-class RankRecord:
-    """All that a rank has issued, by group. `is_whole`: the flight recorder has not dropped any of it."""
-
-    rank: int
-    groups: Mapping[GroupKey, GroupRecord]
-    calls: Mapping[GroupKey, Sequence[Call]]
-    is_whole: bool
-    # Of its threads, if it was asked while it ran.
-    state: RankState | None
-    # The latest send or receive, where it is recorded.
-    p2p: Mapping[GroupKey, str] = field(default_factory=dict)
-    # Sends and receives.
-    messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)
-    # The moment of the record.
-    at: float = 0.0
-    # A function of torch.distributed.
-    has_raised: bool = False
-    # The group that it was making.
-    creating: GroupRecord | None = None
-    errors: Sequence[SeenError] = ()
-    # Its sends and receives are all that there were.
-    has_all_messages: bool = True
-
-    @property
-    def latest(self) -> Call | None:
-        """The collective that it has issued last."""
-        return max((calls[-1] for calls in self.calls.values()), key=lambda call: call.order, default=None)
-
-
-def whole_records(records: Sequence[RankRecord]) -> dict[int, RankRecord]:
-    """The records that lack nothing, by rank: only these can be compared call by call."""
-    return {record.rank: record for record in records if record.is_whole}
-
-
-# A mismatch shows at once or, if the bytes happen to fit, in one of the next calls.
-_CALLS_UNTIL_ERROR = 2
-
-
-def raised_for(calls: Sequence[tuple[int, int]], errors: Sequence[int]) -> set[int]:
-    """Find the calls, each a time and a number, from which an error may have come: the latest before each error."""
-    ordered = sorted(calls)
-    times = [time for time, _ in ordered]
-    numbers: set[int] = set()
-    for error in errors:
-        end = bisect_left(times, error)
-        start = max(0, end - _CALLS_UNTIL_ERROR - 1)
-        numbers.update(number for _, number in ordered[start:end])
-    return numbers
-
-
-def agreement_of(kind: str, counts: Sequence[int], types: Sequence[str], other_types: Sequence[str]) -> tuple[Any, ...]:
-    """The properties of a collective that all members of its group must agree on, whatever its backend.
-
-    `counts` and `types`: of the elements of each input. Shapes may differ where these are equal. `other_types`: those
-    of the outputs.
-    """
-    if kind in _ALIKE:
-        return kind, tuple(counts), tuple(types)
-    # Many backends allow uneven inputs; of collectives with splits each rank has its own sizes.
-    return kind, (), tuple(sorted({*types, *other_types}))
-
-
-def generations(groups: Sequence[GroupRecord]) -> list[int]:
-    """For each group, how often its name had been used in its world before."""
-    times: dict[tuple[str, str], itertools.count[int]] = {}
-    return [next(times.setdefault((group.name, group.world), itertools.count())) for group in groups]
-
-
-def make_record(
-    rank: int,
-    listed: Sequence[GroupRecord],
-    issued: Iterable[CallInGroup],
-    is_whole: bool,
-    state: RankState | None = None,
-    at: float = 0.0,
-    has_raised: bool = False,
-    creating: GroupRecord | None = None,
-) -> RankRecord:
-    """The record of a rank that has made the groups `listed`, and issued these calls there."""
-    groups: dict[GroupKey, GroupRecord] = {}
-    calls: dict[GroupKey, list[Call]] = {}
-    p2p: dict[GroupKey, str] = {}
-    messages: dict[GroupKey, list[Call]] = {}
-    used = generations(listed)
-    for call, number, backend, knows_peer in sorted(issued, key=lambda issue: issue.call.order):
-        if number is None:
-            continue
-        group = listed[number]
-        key = GroupKey(group.name, used[number], backend, group.world)
-        groups[key] = group
-        if call.is_p2p:
-            p2p[key] = call.kind
-            if knows_peer:
-                earlier = messages.setdefault(key, [])
-                earlier.append(replace(call, place=_place_of_message(call, earlier)))
-        else:
-            in_group = calls.setdefault(key, [])
-            in_group.append(replace(call, place=len(in_group) + 1))
-    backends = {key.backend for key in groups} or {"gloo"}
-    for number, group in enumerate(listed):
-        for backend in backends:
-            groups.setdefault(GroupKey(group.name, used[number], backend, group.world), group)
-    return RankRecord(rank, groups, calls, is_whole, state, p2p, messages, at, has_raised, creating)
-
-
-def _place_of_message(call: Call, earlier: Sequence[Call]) -> int:
-    """The place of a send or receive is that among those of its kind, peer and tag."""
-    alike = (call.kind, call.peer, call.tag)
-    return sum((other.kind, other.peer, other.tag) == alike for other in earlier) + 1
-
-
-def calls_of(record: RankRecord, ranks: int) -> tuple[TimedCall, ...]:
-    """The latest calls of one of so many ranks."""
-    timed = []
-    for key, calls in record.calls.items():
-        group = f"{record.groups[key].title}, {key.generation}"
-        for call in calls:
-            if call.at:
-                timed.append(TimedCall(str(call), group, call.place, call.at, call.is_over, str(call.site or "")))
-    if not timed:
-        return ()
-    timed.sort(key=lambda call: call.at)
-    latest = timed[-1]
-    if any(calls[-1].at == latest.at and calls[-1].raised for calls in record.calls.values()):
-        timed[-1] = latest._replace(is_over=False)
-    most = max(_LEAST_OF_A_RANK, _MOST_CALLS // ranks)
-    return tuple(timed[-most:])
-
-
-# -- the same group in all ranks
-
-
-@dataclass(frozen=True)
-class SharedGroup:
-    """A process group, with the ranks that are its members."""
-
-    key: GroupKey
-    title: str
-    ranks: tuple[int, ...]
-
-
-def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
-    """The groups that several ranks know alike.
-
-    A group is left out where ranks contradict each other, as when two worlds use the same name at once: its members are
-    then not known for sure.
-    """
-    claims: dict[GroupKey, dict[int, GroupRecord]] = {}
-    for record in records:
-        for key, group in record.groups.items():
-            claims.setdefault(key, {})[record.rank] = group
-    keys = {record.rank: set(record.groups) for record in records}
-    groups = []
-    for key, known in claims.items():
-        ranks = _members_of(key, known, keys)
-        if ranks is not None and len(ranks) > 1:
-            first = next(iter(known.values()))
-            groups.append(SharedGroup(key, first.title, ranks))
-    return groups
-
-
-def _members_of(
-    key: GroupKey, known: Mapping[int, GroupRecord], keys: Mapping[int, set[GroupKey]]
-) -> tuple[int, ...] | None:
-    """The ranks of a group, by what the ranks that know it say; None if they contradict each other."""
-    members = {group.members for group in known.values()}
-    by_index = {group.index: rank for rank, group in known.items()}
-    if len(members) != 1 or len(by_index) != len(known):
-        return None
-    (numbers,) = members
-    if len(by_index) == len(numbers):
-        return tuple(by_index[index] for index in sorted(by_index))
-    # Some members are not known to have made the group yet: their numbers must be those of the launch, and none may
-    # know it as another group of this name.
-    if any(numbers[index] != rank for index, rank in by_index.items()):
-        return None
-    others = (rank for rank in numbers if rank not in known)
-    if any(_knows_another(keys.get(rank, set()), key) for rank in others):
-        return None
-    return numbers
-
-
-def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
-    """Does a rank know groups of this name, of any backend, but not this one? It may have issued nothing there."""
-    of_that_name = {(key.generation, key.world) for key in keys if key.name == wanted.name}
-    return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
-
-
-def ranks_grouped_by(calls: Mapping[int, Call], key: Callable[[Call], Any]) -> list[tuple[list[int], Call]]:
-    """The ranks grouped by a property of their calls, the smallest group first, each with its first rank's call."""
-    by_key = grouped((key(call), rank) for rank, call in sorted(calls.items()))
-    return [(ranks, calls[ranks[0]]) for ranks in sorted(by_key.values(), key=len)]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The record that a rank leaves at the end of a test: the recorders' own pickles, which cost it least, and its groups.
-#
-# The parent reads them. Ranks that agree are compared as they are; only of ranks that do not, records are made.
 
 # Of the deprecated functions of torch.distributed, and of its context managers.
 _DECORATORS = ("/typing_extensions.py", "/contextlib.py")
-
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {
     "Byte": "uint8",

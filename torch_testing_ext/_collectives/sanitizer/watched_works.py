@@ -1,4 +1,7 @@
-"""Work that callers got: whether they wait for it, and what they do before, in processes and threads."""
+"""Work that Python callers got: whether they wait for it, and what they do to its buffers before that.
+
+Work that C++ keeps, such as that of DDP's reducer and of functional collectives, is not followed: its waits are in C++.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,13 @@ from typing import Any
 import torch
 
 from torch_testing_ext._torch import torch_frames
-from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
+from torch_testing_ext._torch.operations import operation_hook, tensor_uses, works
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.tensors import tensor_reads
 
-from .computed_results import Begun, ResultSampler
-from .tensor_checks import (
-    Buffer,
-    Check,
-    Note,
-    Span,
-    do_overlap,
-    inputs_of,
-    name_of_operation,
-    operation_in_words,
-    outputs_of,
-    overlap_each_other,
-    pieces_of,
-    storage_of,
-)
-
-# --------------------------------------------------------------------------------------------------------------------
-# Work that Python callers got: whether they wait for it, and what they do to its buffers before that.
-#
-# Work that C++ keeps, such as that of DDP's reducer and of functional collectives, is not followed: its waits are in
-# C++.
+from .flying_buffers import Buffer, Span, do_overlap, overlap_each_other, pieces_of, storage_of
+from .operation_checks import Check, Note, inputs_of, name_of_operation, operation_in_words, outputs_of
+from .result_samples import Begun, ResultSampler
 
 # References to a work that only this module has: that of the table, and that of the argument of sys.getrefcount.
 _OURS = 2
@@ -393,58 +378,3 @@ def _buffers_at_rest(tensors: Sequence[torch.Tensor]) -> list[Buffer]:
     for tensor in tensors:
         bytes_of[storage_of(tensor)] += tensor.nbytes
     return [Buffer.of(tensor, True, known=bytes_of[storage_of(tensor)]) for tensor in tensors]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Work of ranks that are threads: whether they wait for it, and what they do to its buffers before that.
-#
-# Here all work is complete at once. With other ranks, what is found would be a race.
-
-# The file, line and function of a call.
-_Site = tuple[str, int, str] | None
-
-
-class ThreadWaits:
-    """Follows the work of one rank. `note` gets the kind of a finding, a sentence, its line and the work's."""
-
-    def __init__(self, note: Callable[[str, str, _Site, _Site], None], site: Callable[[], _Site]):
-        self._site = site
-        self._sites: list[_Site] = [None]
-
-        def note_sites(kind: str, text: str, place: int, place_of_work: int) -> None:
-            note(kind, text, self._sites[place], self._sites[place_of_work])
-
-        self.check = WaitCheck(note_sites, lambda: self._number_of(site()))
-
-    def _number_of(self, site: _Site) -> int:
-        self._sites.append(site)
-        return len(self._sites) - 1
-
-    @contextmanager
-    def around(self, watches_uses: bool) -> Iterator[None]:
-        """The rank runs its test in this thread. `watches_uses`: look at each operation on tensors, too."""
-        if watches_uses:
-            self.check.watch_uses()
-        try:
-            yield
-        finally:
-            self.check.finish()
-
-    def issued(
-        self, work: Any, kind: str, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], issuer: Any
-    ) -> None:
-        """A collective is complete, and its caller gets this work. In one that works in place, outputs are all."""
-        tensors = list(inputs or outputs)
-        name = name_of_operation(kind, tensors)
-        number = self._number_of(self._site())
-        self.check.after_in_thread(work, name, outputs, inputs, number, issuer)
-
-
-def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
-    """Tell all ranks of each wait of this process: it is not known whose work that is. Without ranks, of none."""
-
-    def tell(work: Any) -> None:
-        for rank in ranks:
-            rank.check.waited(work)
-
-    watched_waits.watch_waits(tell if ranks else None, None)

@@ -21,12 +21,18 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._collectives.findings.diverged_replicas import Look
+from torch_testing_ext._collectives.records.issued_calls import (
+    Call,
+    CallInGroup,
+    GroupRecord,
+    RankRecord,
+    make_record,
+    raised_for,
+)
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
-
-from .failure import Site
-from .records import Call, CallInGroup, GroupRecord, RankRecord, make_record, raised_for
-from .sanitizer_findings import Look
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
@@ -39,7 +45,6 @@ _RECORD = struct.Struct("<QHHIII")
 MOST_RECORDS = 40_000
 _SIZE = _RECORDS_AT + MOST_RECORDS * _RECORD.size
 _LENGTH = struct.Struct("<I")
-
 # Of an operation that is not compared.
 NO_GROUP = 0xFFFF
 # Of a wait: for all that the rank has issued.
@@ -47,11 +52,8 @@ ALL = -1
 _RAISED, _NOTE, _GROUP, _ERROR, _WAIT = 1, 2, 4, 8, 16
 _MOST_ERRORS = 1000
 _IS_EVENT = "is_event"
-
 # Taken before a test could replace it.
 _now_ns = time.time_ns
-
-
 _DEFAULTS = {field.name: field.default for field in fields(Call)}
 _BACKEND = "c10d"
 
@@ -357,8 +359,6 @@ def _raised(records: list[tuple[int, ...]]) -> set[int]:
 
 
 # -- headers
-
-
 def _numbers_of(headers: list[bytes]) -> list[tuple[int, ...]]:
     """The numbers of the headers that are there."""
     return [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
@@ -408,8 +408,6 @@ def uses_groups(headers: list[bytes]) -> int:
 
 
 # -- looks at replicas, in a file of their own
-
-
 def looks_beside(log: Path) -> Path:
     """The file of the looks of a rank with this log."""
     return log.with_name(f"{log.name}.replicas")

@@ -1,0 +1,171 @@
+"""Ranks that wait for each other, or for a rank that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch_testing_ext._collectives.records.issued_calls import shared_groups, whole_records
+from torch_testing_ext._process.words import EndWords, grouped, list_of, verb_for
+
+from .finding import MOST_WAYS, Doing, Ended, Finding, FindingKind, calls_in, of_named_group
+from .message_pairs import Records, Wait, unpaired
+
+_LONGEST_CYCLE = 5
+
+
+def waiting_calls(records: Records) -> dict[int, list[Wait]]:
+    """The collectives of each rank that are not over, in the order of the calls.
+
+    A member of whose collectives nothing is known counts as missing.
+    """
+    by_rank = whole_records(records)
+    all_waits: list[Wait] = []
+    for group in shared_groups(records):
+        issued = calls_in(group, by_rank)
+        counts = {rank: len(issued.get(rank, ())) for rank in group.ranks}
+        least = min(counts.values())
+        for rank, calls in issued.items():
+            for call in calls:
+                if call.is_over:
+                    continue
+                missing: tuple[int, ...] = ()
+                if call.place > least:
+                    missing = tuple(member for member, count in counts.items() if count < call.place)
+                if missing or call.tells_end:
+                    all_waits.append(Wait(rank, group, call, missing))
+    all_waits += [wait for wait in unpaired(records) if not wait.call.is_over]
+    in_order = sorted(all_waits, key=lambda wait: wait.call.order)
+    return grouped((wait.rank, wait) for wait in in_order)
+
+
+def deadlocked(waiting: Mapping[int, Sequence[Wait]], ended: Ended) -> dict[int, Wait]:
+    """The ranks that cannot go on if each waits for one of its collectives, with the one that keeps it from going on.
+
+    `ended`: the ranks that issue nothing any more. A rank may go on as long as one of its collectives lacks no member,
+    and is just being executed, or lacks only ranks that may go on.
+    """
+    left = dict(waiting)
+    while True:
+        free = []
+        for rank, calls in left.items():
+            if not all(_never_ends(wait, left, ended) for wait in calls):
+                free.append(rank)
+        if not free:
+            return {rank: calls[-1] for rank, calls in left.items()}
+        for rank in free:
+            del left[rank]
+
+
+def _never_ends(wait: Wait, left: Mapping[int, object], ended: Ended) -> bool:
+    never = (member in left or member in ended for member in wait.missing)
+    return all(never) if wait.any_of else any(never)
+
+
+def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False) -> Finding:
+    """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
+    lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
+    left_alone = _left_alone(deadlocked, ended)
+    if left_alone is not None:
+        sentence, gone = left_alone
+        return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
+    causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
+    if causes:
+        return _waits_that_nobody_ends(causes, deadlocked, lines, suspected)
+    cycle = _cycle(deadlocked)
+    parts: list[str] = []
+    for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
+        wait = deadlocked[rank]
+        subject = "which" if parts else f"rank {rank}"
+        parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
+    if len(parts) > _LONGEST_CYCLE:
+        hidden = len(parts) - _LONGEST_CYCLE
+        parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more ranks"]
+    sentence = ", ".join(parts)
+    if suspected:
+        sentence = f"suspected deadlock: {sentence}"
+    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(cycle))
+
+
+def _waits_that_nobody_ends(
+    causes: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
+) -> Finding:
+    """The finding about ranks that wait for keys of a store, or in themselves: whoever might end that waits, too."""
+    sentences = []
+    for are_own, why in ((True, "which nothing in the process ends"), (False, "which nobody sets")):
+        waits = {rank: wait for rank, wait in causes.items() if wait.is_own == are_own}
+        if waits:
+            sentences.append(f"{_ranks_that_wait(waits)}, {why}")
+    sentence = "; ".join(sentences)
+    others = [rank for rank in sorted(deadlocked) if rank not in causes]
+    if others:
+        calls = list(dict.fromkeys(_call_in_group(deadlocked[rank]) for rank in others))
+        sentence += f"; {list_of(others)} {verb_for(others, 'waits', 'wait')} in {', '.join(calls[:MOST_WAYS])}"
+    if suspected:
+        sentence = f"suspected deadlock: {sentence}"
+    return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(causes)))
+
+
+def _ranks_that_wait(waits: Mapping[int, Wait]) -> str:
+    """The ranks with these waits, which are all of a kind, for what, and where."""
+    alike = grouped(((wait.cause, wait.call.line), rank) for rank, wait in sorted(waits.items()))
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {cause} ({line})"
+        for (cause, line), ranks in alike.items()
+    ]
+    hidden = len(parts) - MOST_WAYS
+    if hidden > 0:
+        parts[MOST_WAYS:] = [f"{hidden} more wait"]
+    return ", ".join(parts)
+
+
+def _call_in_group(wait: Wait) -> str:
+    return f"{wait.name}{of_named_group(wait.group)}"
+
+
+def _waiting(rank: int, wait: Wait) -> Doing:
+    if wait.is_at_store or wait.is_own:
+        return Doing(rank, f"waiting for {wait.cause}", wait.call.site, tuple(wait.missing), wait.name)
+    call = _call_in_group(wait)
+    return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
+
+
+def _left_alone(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
+    for _, wait in sorted(deadlocked.items()):
+        gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
+        if gone:
+            waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
+            return left_alone_sentence(gone, ended, wait, waiting), gone
+    return None
+
+
+def _is_same_call(first: Wait, second: Wait) -> bool:
+    if first.call.is_p2p or second.call.is_p2p:
+        # Each message has a place of its own between two ranks.
+        return first is second
+    return first.group.key == second.group.key and first.call.place == second.call.place
+
+
+def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
+    """Name the ranks that ended without the collective that others wait in."""
+    how = ended[gone[0]]
+    left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"
+    if wait.is_at_store:
+        return f"{left} without setting {wait.cause}; {are_waiting(waiting)} for it"
+    if wait.call.is_p2p:
+        doing = "receiving" if wait.call.kind == "send" else "sending"
+        return f"{left} without {doing}; {are_waiting(waiting)} in {wait.name}"
+    return f"{left} before {_call_in_group(wait)}; {are_waiting(waiting)} in it"
+
+
+def are_waiting(ranks: Collection[int]) -> str:
+    return f"{list_of(list(ranks))} {verb_for(ranks, 'is', 'are')} waiting"
+
+
+def _cycle(deadlocked: Mapping[int, Wait]) -> list[int]:
+    """Follow each rank to the first that it waits for until one comes again."""
+    path: list[int] = []
+    rank = min(deadlocked)
+    while rank not in path:
+        path.append(rank)
+        rank = next(member for member in deadlocked[rank].missing if member in deadlocked)
+    return path[path.index(rank) :]

@@ -1,0 +1,186 @@
+"""Ranks that disagree in a collective or a message."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch_testing_ext._collectives.records.issued_calls import (
+    Call,
+    SharedGroup,
+    ranks_grouped_by,
+    shared_groups,
+    whole_records,
+)
+from torch_testing_ext._process.words import list_of, verb_for
+
+from .finding import (
+    MOST_WAYS,
+    CallOfRank,
+    CallsByRank,
+    Candidate,
+    Doing,
+    Finding,
+    FindingKind,
+    calls_at,
+    calls_in,
+    described,
+    doings_of,
+    first_of,
+)
+from .message_pairs import Pair, Records, pairs_of
+
+_CALLS_BEFORE = 3
+_WIDEST_COLUMN = 60
+
+
+def first_mismatch(records: Records, unless_raised: bool = False) -> Finding | None:
+    """The first collective of a group in which members disagree; of several groups, the one that was issued first.
+
+    `unless_raised`: leave out a mismatch after which a collective has raised. The ranks have not failed for that: the
+    test expects it.
+    """
+    by_rank = whole_records(records)
+    candidates: list[Candidate] = []
+    for group in shared_groups(records):
+        candidate = _first_mismatch_in(group, calls_in(group, by_rank), unless_raised)
+        if candidate is not None:
+            candidates.append(candidate)
+    for pair in pairs_of(records):
+        has_raised = pair.send.raised or pair.receive.raised
+        if pair.differs and not (unless_raised and has_raised):
+            order = min(pair.send.order, pair.receive.order)
+            candidates.append(Candidate(order, _wrong_pair(pair)))
+    return first_of(candidates)
+
+
+def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bool) -> Candidate | None:
+    """The first collective of this group in which members disagree: what comes after it is not looked at."""
+    most = max(map(len, calls.values()), default=0)
+    # Ranks of a whole world that have done the same share their calls.
+    unlike = {rank: calls[rank] for rank in {id(issued): rank for rank, issued in calls.items()}.values()}
+    for place in range(1, most + 1):
+        calls_there = calls_at(place, unlike)
+        if len(unlike) < len(calls):
+            if len(calls_there) == 1 and all(call.exchange is None for call in calls_there.values()):
+                continue
+            calls_there = calls_at(place, calls)
+        finding = _mismatch_at(group, place, calls_there, calls)
+        if finding is None:
+            continue
+        if unless_raised and any(call.raised for call in calls_there.values()):
+            return None
+        return Candidate(min(call.order for call in calls_there.values()), finding)
+    return None
+
+
+def _mismatch_at(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding | None:
+    """The mismatch among the calls of one place, if there is one."""
+    agreements = {call.agreement for call in calls_there.values()}
+    if len(agreements) > 1 or _have_other_parts(calls_there):
+        return _mismatch(group, place, calls_there, calls)
+    if any(call.exchange is not None for call in calls_there.values()):
+        return _wrong_exchange(group, place, calls_there)
+    return None
+
+
+def _with_parts(call: Call) -> Call:
+    return replace(call, details=(*call.details, " to ".join(call.parts)))
+
+
+def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding:
+    """The finding about members that disagree in the calls of one place."""
+    if len({(call.inputs, call.agreement) for call in calls_there.values()}) == 1:
+        calls_there = {rank: _with_parts(call) for rank, call in calls_there.items()}
+    groups = ranks_grouped_by(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
+    rest = [rank for ranks, _ in groups[MOST_WAYS:] for rank in ranks]
+    groups = groups[:MOST_WAYS]
+    parts = []
+    for ranks, call in groups:
+        parts.append(f"{list_of(ranks)} {verb_for(ranks, 'calls', 'call')} {described(call)}")
+    if rest:
+        parts.append(f"{list_of(rest)} call something else")
+    where = f"call #{place} of {group.title}"
+    brief = ", ".join(parts)
+    if len(groups) == 2 and len(calls_there) == len(group.ranks) > 2:
+        _, call_of_others = groups[1]
+        brief = f"{parts[0]}, the others call {described(call_of_others)}"
+    return Finding(
+        FindingKind.MISMATCH,
+        f"ranks disagree in {where} ({list_of(group.ranks)}): {', '.join(parts)}",
+        doings_of(calls_there),
+        tuple(groups[0][0]),
+        awaited=tuple(rank for rank in group.ranks if rank not in calls_there),
+        table=_side_by_side(groups, place, calls) if place > 1 else (),
+        brief=f"{brief} in {where}",
+    )
+
+
+def _have_other_parts(calls: CallOfRank) -> bool:
+    """Do members put together parts of other shapes or placements, although they have as many elements?"""
+    layouts = {call.layout for call in calls.values()} - {()}
+    parts = {call.parts for call in calls.values()} - {()}
+    return len(layouts) > 1 or len(parts) > 1
+
+
+def _side_by_side(groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: CallsByRank) -> tuple[str, ...]:
+    """The calls that lead to a mismatch, a column for all ranks that agree there, with a mark where they differ."""
+    first = max(1, place - _CALLS_BEFORE)
+    columns = []
+    for ranks, _ in groups:
+        calls_of_first = calls[ranks[0]][first - 1 : place]
+        texts = [_cut(text) for text in (list_of(ranks), *map(described, calls_of_first))]
+        width = max(map(len, texts))
+        columns.append([text.ljust(width) for text in texts])
+    titles = ["", *(f"#{number}" for number in range(first, place + 1))]
+    rows = zip(titles, *columns, strict=True)
+    width_of_titles = max(map(len, titles))
+    lines = [f"  {title.rjust(width_of_titles)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]
+    return (*lines[:-1], f">{lines[-1][1:]}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..."
+
+
+def _wrong_exchange(group: SharedGroup, place: int, calls: CallOfRank) -> Finding | None:
+    """The first pair of ranks of which one sends another number of elements than the other expects."""
+    exchanges = {rank: call.exchange for rank, call in calls.items() if call.exchange is not None}
+    if len({count for exchange in set(exchanges.values()) for counts in exchange for count in counts}) == 1:
+        return None
+    for (at, sender), (to, receiver) in itertools.product(enumerate(group.ranks), repeat=2):
+        if sender not in exchanges or receiver not in exchanges:
+            continue
+        outgoing, _ = exchanges[sender]
+        _, incoming = exchanges[receiver]
+        if max(at, to) >= min(len(outgoing), len(incoming)) or outgoing[to] == incoming[at]:
+            continue
+        where = f"call #{place} of {group.title}"
+        what = f"rank {sender} sends {outgoing[to]} elements to rank {receiver}, which expects {incoming[at]}"
+        return Finding(
+            FindingKind.MISMATCH,
+            f"ranks disagree in {where} ({list_of(group.ranks)}): {what}",
+            doings_of(calls),
+            (sender, receiver),
+            brief=f"{what}, in {where}",
+        )
+    return None
+
+
+def _wrong_pair(pair: Pair) -> Finding:
+    """The finding about a message that is received as another one than was sent."""
+    sent = " ".join(pair.send.inputs)
+    received = " ".join(pair.receive.inputs)
+    where = f"message #{pair.send.place} of {pair.group.title}"
+    what = f"rank {pair.source} sends {sent} to rank {pair.target}, which receives {received}"
+    return Finding(
+        FindingKind.MISMATCH,
+        f"ranks disagree in {where}: {what}",
+        (
+            Doing(pair.source, f"send {sent} to rank {pair.target}", pair.send.site),
+            Doing(pair.target, f"recv {received} from rank {pair.source}", pair.receive.site),
+        ),
+        (pair.source, pair.target),
+        brief=f"{what}, in {where}",
+    )

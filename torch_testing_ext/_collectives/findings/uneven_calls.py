@@ -1,0 +1,138 @@
+"""Calls that some members of a group have issued and others have not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torch_testing_ext._collectives.records.issued_calls import Call, SharedGroup, shared_groups, whole_records
+from torch_testing_ext._process.words import list_of
+
+from .deadlocks import are_waiting, waiting_calls
+from .finding import (
+    CallsByRank,
+    Candidate,
+    Doing,
+    Finding,
+    FindingKind,
+    calls_at,
+    calls_in,
+    doings_of,
+    first_of,
+    of_named_group,
+)
+from .message_pairs import Records, Wait
+from .mismatches import first_mismatch
+
+# In seconds; a test that sets a shorter one expects the error.
+EXPECTED_TIMEOUT = 60.0
+
+
+def differences(records: Records) -> list[Finding]:
+    """Explain ranks that hang: by the first mismatch or, for each group, by the members that lag behind the others.
+
+    Only the *issuing* of a collective counts: gloo records its completion late, or never.
+    """
+    mismatch = first_mismatch(records)
+    if mismatch is not None:
+        return [mismatch]
+    by_rank = whole_records(records)
+    findings = [_behind(group, calls_in(group, by_rank)) for group in shared_groups(records)]
+    return [finding for finding in findings if finding is not None]
+
+
+def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
+    """The finding about members that have not come to the latest call of the others, if there are some."""
+    most = max(map(len, calls.values()), default=0)
+    if most == 0:
+        return None
+    in_front = {rank: issued[-1] for rank, issued in calls.items() if len(issued) == most}
+    behind = tuple(rank for rank in calls if rank not in in_front)
+    if not behind:
+        return None
+    call = next(iter(in_front.values()))
+    sentence = f"{list_of(behind)} never reached {call.name}{of_named_group(group)}; {are_waiting(in_front)} in it"
+    lines = tuple(Doing(rank, f"in {call}", call.site) for rank, call in in_front.items())
+    return Finding(FindingKind.BEHIND, sentence, lines, behind)
+
+
+def is_uneven(records: Records) -> bool:
+    """Has a rank issued more in a group than another member?"""
+    by_rank = {record.rank: record for record in records}
+    for group in shared_groups(records):
+        counts = {len(issued) for issued in calls_in(group, by_rank).values()}
+        if len(counts) > 1:
+            return True
+    return False
+
+
+def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
+    """A collective that some members have issued and others have not, although all ranks have passed.
+
+    Nobody has missed it. Where something has raised, the ranks may have left it out for that. `has_raised`: only a
+    collective that has raised itself, in a rank that caught the error.
+    """
+    if any(not record.is_whole for record in records):
+        return None
+    any_raised = any(record.has_raised for record in records) or any(
+        call.raised for record in records for calls in record.calls.values() for call in calls
+    )
+    if any_raised is not has_raised:
+        return None
+    by_rank = {record.rank: record for record in records}
+    candidates = []
+    for group in shared_groups(records):
+        calls_of_group = calls_in(group, by_rank)
+        place = min(map(len, calls_of_group.values()), default=0) + 1
+        issued = calls_at(place, calls_of_group)
+        caught = [rank for rank, call in issued.items() if call.raised and call.timeout >= EXPECTED_TIMEOUT]
+        if not issued or len(calls_of_group) < len(group.ranks) or (has_raised and not caught):
+            continue
+        gone = tuple(rank for rank in group.ranks if rank not in issued)
+        first = next(iter(issued.values()))
+        sentence = _left_before(gone, first, group, list(issued))
+        if has_raised:
+            sentence += f"; {list_of(caught)} caught the error"
+        finding = Finding(FindingKind.UNMATCHED, sentence, doings_of(issued), gone, is_hazard=True)
+        candidates.append(Candidate(first.order, finding))
+    return first_of(candidates)
+
+
+def _left_before(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
+    return f"{list_of(gone)} left before {call.name}{of_named_group(group)}, which {list_of(issuers)} issued"
+
+
+def first_unmatched(records: Records, has_raised: bool = False, only_messages: bool = False) -> Finding | None:
+    """A call of ranks that have all passed which lacks members or its peer: nobody has missed it.
+
+    `has_raised`: only a call that has raised for that, as a warning. `only_messages`: as a warning, too, and only if
+    nothing else has raised, since ranks may leave out a message for that.
+    """
+    known = {record.rank for record in records if record.is_whole}
+    if only_messages and any(record.has_raised for record in records) is not has_raised:
+        return None
+    candidates = []
+    for wait in itertools.chain.from_iterable(waiting_calls(records).values()):
+        call = wait.call
+        if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
+            continue
+        if (has_raised and call.timeout < EXPECTED_TIMEOUT) or (only_messages and not call.is_p2p):
+            continue
+        sentence = _unmatched(wait)
+        if has_raised:
+            sentence += f"; {list_of([wait.rank])} caught the error"
+        lines = doings_of({wait.rank: call})
+        is_hazard = has_raised or only_messages
+        candidates.append(
+            Candidate(call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard))
+        )
+    return first_of(candidates)
+
+
+def _unmatched(wait: Wait) -> str:
+    """The sentence about a call of ranks that have passed, and its missing members."""
+    if wait.call.is_p2p:
+        what = "received" if wait.call.kind == "send" else "sent the message for"
+        return f"nobody {what} rank {wait.rank}'s {wait.title}"
+    issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
+    return _left_before(wait.missing, wait.call, wait.group, issuers)

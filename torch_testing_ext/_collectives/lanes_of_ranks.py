@@ -1,0 +1,77 @@
+"""Lanes: when each rank of a test ran and what it issued then, for pictures of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LANES_FILE = "ranks.lanes"
+
+
+class TimedCall(NamedTuple):
+    """A collective. `group` and `place` are the same for all of its members. The recorder does not time its end."""
+
+    name: str
+    group: str
+    place: int
+    # Seconds since 1970.
+    at: float
+    is_over: bool
+    site: str
+
+
+@dataclass(frozen=True)
+class RankLane:
+    """The life of a rank in seconds since 1970: the test asked for it, it began, it ended."""
+
+    rank: int
+    asked: float
+    began: float
+    ended: float
+    # It ended, in a word.
+    how: str
+    calls: tuple[TimedCall, ...] = ()
+
+
+class CallBar(NamedTuple):
+    """A call in a picture. `until`: the next call of its rank, or the end of that."""
+
+    rank: int
+    call: TimedCall
+    over: float
+    until: float
+
+
+def meetings(lanes: Iterable[RankLane]) -> list[list[tuple[int, TimedCall]]]:
+    """The calls that belong together, each with its rank, the first to come first."""
+    by_place: dict[tuple[str, int], dict[int, TimedCall]] = {}
+    for lane in lanes:
+        for call in lane.calls:
+            by_place.setdefault((call.group, call.place), {})[lane.rank] = call
+    met = [calls for calls in map(_same_kind, by_place.values()) if len(calls) > 1]
+    return [sorted(calls.items(), key=lambda pair: pair[1].at) for calls in met]
+
+
+def bars(lanes: Iterable[RankLane], met: Iterable[Sequence[tuple[int, TimedCall]]]) -> list[CallBar]:
+    """The calls of all ranks. One that is over was so when the last rank came, as far as the recorder tells."""
+    arrived: dict[tuple[str, int], float] = {}
+    for calls in met:
+        _, last = calls[-1]
+        arrived[last.group, last.place] = last.at
+    drawn = []
+    for lane in lanes:
+        ends = [*(call.at for call in lane.calls[1:]), lane.ended]
+        for call, until in zip(lane.calls, ends, strict=False):
+            over = until
+            if call.is_over:
+                over = min(until, arrived.get((call.group, call.place), call.at))
+            drawn.append(CallBar(lane.rank, call, over, until))
+    return drawn
+
+
+def _same_kind(calls: Mapping[int, TimedCall]) -> dict[int, TimedCall]:
+    """Ranks that disagree do not meet: only those of the most frequent kind do."""
+    kinds = [call.name for call in calls.values()]
+    most = max(kinds, key=kinds.count)
+    return {rank: call for rank, call in calls.items() if call.name == most}

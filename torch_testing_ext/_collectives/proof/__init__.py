@@ -1,0 +1,5 @@
+"""The proof that running ranks cannot go on. Pure.
+
+proof_of_hang  the theorem, its assumptions and its rules
+store_waits    waits at stores as calls
+"""

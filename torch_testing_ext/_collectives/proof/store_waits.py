@@ -1,0 +1,163 @@
+"""Waits at a store: for a key, or for the other members of a group that a rank makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch_testing_ext._collectives.blocked.rank_state import RankState
+from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._collectives.findings.finding import Finding, FindingKind
+from torch_testing_ext._collectives.findings.message_pairs import Records, Wait
+from torch_testing_ext._collectives.records.issued_calls import (
+    OWN,
+    STORE,
+    Call,
+    GroupKey,
+    GroupRecord,
+    RankRecord,
+    SharedGroup,
+)
+from torch_testing_ext._process.source_files import is_library
+from torch_testing_ext._process.words import grouped, list_of, verb_for
+
+RecordsByRank = Mapping[int, RankRecord]
+WaitsByRank = Mapping[int, list[Wait]]
+# The number of such a wait among the calls of a rank: nothing comes after it.
+_LATEST = 1_000_000_000
+
+
+def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
+    """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
+
+    A process that a rank has started may set a key, too.
+    """
+    records = {record.rank: record for record in known}
+    everybody = _everybody(records.values())
+    may_be_set = any(record.state is not None and record.state.children for record in running.values())
+    waits = {}
+    for rank, record in running.items():
+        state = record.state
+        if state is None or state.at_store is None:
+            continue
+        making = record.creating
+        if making is None:
+            if state.waits_at_store and not may_be_set:
+                waits[rank] = _wait(record, state, STORE, "a store", everybody, _others(rank, everybody))
+        elif not making.is_default:
+            peers = [member for member in making.members if member != rank]
+            late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
+            waits[rank] = _wait(record, state, "new_group", making.title, making.members, late)
+    return {rank: wait for rank, wait in waits.items() if wait.missing}
+
+
+def _wait(
+    record: RankRecord, state: RankState, kind: str, title: str, members: tuple[int, ...], missing: tuple[int, ...]
+) -> Wait:
+    """The wait of a rank at a store. Any rank may set a key; a group needs all of its members."""
+    sites = [Site(*frame) for frame in state.frames if not is_library(frame[0])]
+    call = Call(
+        kind,
+        order=_LATEST + len(record.groups),
+        timeout=math.inf if state.at_store is None else state.at_store,
+        site=sites[0] if sites else None,
+    )
+    group = SharedGroup(GroupKey(title, 0, "store"), title, members)
+    is_for_key = kind == STORE
+    any_of = bool(missing) and kind in (STORE, OWN)
+    return Wait(record.rank, group, call, missing, any_of, keys=state.keys if is_for_key else ())
+
+
+def _everybody(known: Iterable[RankRecord]) -> tuple[int, ...]:
+    members = {member for record in known for group in record.groups.values() for member in group.members}
+    return tuple(sorted(members))
+
+
+def _others(rank: int, everybody: Iterable[int]) -> tuple[int, ...]:
+    return tuple(other for other in everybody if other != rank)
+
+
+def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
+    """The ranks that wait for something of their own process. Any other rank may send a signal that ends that.
+
+    So may the end of a call, by a callback: if the end of one is not known, no rank is missing. Those that a log says
+    the rank has waited for are over, unless another thread waits for them.
+    """
+    everybody = _everybody(known)
+    waits = {}
+    for rank, record in running.items():
+        state = record.state
+        if state is None or not state.waits_in_own_process:
+            continue
+        calls = [call for in_group in record.calls.values() for call in in_group]
+        may_end = any(not call.tells_end and (state.others or not call.blocks) for call in calls)
+        missing = () if may_end or record.creating is not None else _others(rank, everybody)
+        waits[rank] = _wait(record, state, OWN, "its process", everybody, missing)
+    return waits
+
+
+def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
+    """Does a rank make this group now, or has it made it?"""
+    if record is None:
+        return False
+    return any(other.members == group.members for other in _of_that_name(record, group))
+
+
+def suspected_creation(records: Records) -> Finding | None:
+    """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
+    making: dict[int, GroupRecord] = {}
+    for record in records:
+        if record.creating is not None and not record.creating.is_default:
+            making[record.rank] = record.creating
+    for group in making.values():
+        of_that_name = [(record.rank, other) for record in records for other in _of_that_name(record, group)]
+        unlike = [rank for rank, other in of_that_name if _are_unlike(group, other)]
+        alike = [rank for rank, other in of_that_name if other.members == group.members]
+        if unlike:
+            return _unlike([(rank, other) for rank, other in of_that_name if rank in unlike or rank in alike])
+    known = {record.rank for record in records}
+    for group in making.values():
+        makers = [record.rank for record in records if _of_that_name(record, group)]
+        absent = sorted(known.intersection(group.members).difference(makers))
+        if absent:
+            return _absent(group, [rank for rank in makers if rank in making], absent)
+    return None
+
+
+def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:
+    """The finding about members that have not begun to make a group."""
+    are = verb_for(makers, "is", "are")
+    have = verb_for(absent, "has", "have")
+    title = f"{group.title} ({list_of(group.members)})"
+    sentence = f"{list_of(makers)} {are} creating {title}; {list_of(absent)} {have} not started to create it"
+    return Finding(FindingKind.DEADLOCK, f"suspected deadlock: {sentence}", (sentence,), tuple(absent))
+
+
+def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
+    """The latest group of that name and world that a rank has made, or makes now."""
+    identity = (group.name, group.world)
+    making = record.creating
+    if making is not None and (making.name, making.world) == identity:
+        return [making]
+    made = [other for other in record.groups.values() if (other.name, other.world) == identity]
+    return made[-1:]
+
+
+def _are_unlike(first: GroupRecord, second: GroupRecord) -> bool:
+    """Do two groups of one name have other members, some in common? Ranks may split into groups of the same name."""
+    return first.members != second.members and not set(first.members).isdisjoint(second.members)
+
+
+def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
+    by_members = grouped((group.members, rank) for rank, group in groups)
+    by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
+    (first_ranks, first_members), *others = by_ranks
+    parts = [
+        f"{list_of(ranks)} {verb_for(ranks, 'creates', 'create')} one of {list_of(members)}"
+        for ranks, members in others
+    ]
+    create = verb_for(first_ranks, "creates", "create")
+    sentence = f"{list_of(first_ranks)} {create} a group of {list_of(first_members)}, but {', '.join(parts)}"
+    title = groups[0][1].title
+    lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
+    return Finding(FindingKind.DEADLOCK, f"suspected deadlock: {sentence}", lines, tuple(first_ranks[:1]))

@@ -1,0 +1,149 @@
+"""The begin and the end of the sanitizer in a rank that is a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_testing_ext import fault_points
+from torch_testing_ext._torch.groups import collective_errors
+from torch_testing_ext._torch.operations import operation_hook, watched_stores, watched_waits
+from torch_testing_ext.faults import FaultPlan
+
+from .call_recorder import CallRecorder
+from .faults_of_rank import FaultsOfRank
+from .operation_checks import Check, Delays, NanCheck, Poison
+from .replica_check import ReplicaCheck
+from .result_samples import ResultSampler
+from .sanitizer_kinds import SanitizeKind
+from .sanitizer_log import LogWriter
+from .watched_works import WaitCheck
+
+
+class RecorderError(RuntimeError):
+    """The sanitizer itself has failed; what it has not seen is unknown."""
+
+
+class RankSanitizer:
+    """The sanitizer of this rank: a recorder, its log and its checks, which another test replaces."""
+
+    def __init__(
+        self,
+        rank: int,
+        kinds: frozenset[SanitizeKind],
+        shake: int | None,
+        path: Path,
+        plan: FaultPlan | None,
+        wait_for_peers: Callable[[], None],
+    ):
+        self._log = LogWriter(path)
+        self._checks: list[Check] = []
+        if shake is not None:
+            self._checks.append(Delays(shake, rank))
+        if SanitizeKind.NAN in kinds:
+            self._checks.append(NanCheck(self._note))
+        if SanitizeKind.POISON in kinds:
+            self._checks.append(Poison(rank))
+        self._watches_uses = SanitizeKind.RACES in kinds
+        wants_waits = self._watches_uses or SanitizeKind.WAITS in kinds
+        self._waits: WaitCheck | None = None
+        if wants_waits:
+            sampler = ResultSampler(path, lambda: self._recorder.place())
+            self._waits = WaitCheck(self._note, lambda: self._recorder.site(), sampler)
+        if self._waits is not None:
+            self._checks.append(self._waits)
+        if SanitizeKind.REPLICAS in kinds:
+            self._checks.append(ReplicaCheck(path, lambda: self._recorder.line()))
+        self._recorder = CallRecorder(self._log, self._checks)
+        self.has_shorter_timeouts = self._recorder.has_shorter_timeouts
+        self._pid = os.getpid()
+        if plan is not None:
+            self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
+        operation_hook.install()
+        operation_hook.listen(self._recorder)
+        collective_errors.on_error_of_collectives(self._log.error_now)
+        watched_waits.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
+        if self._waits is not None and self._watches_uses:
+            self._waits.watch_uses(other_threads=True)
+
+    def _note(self, kind: str, text: str, site: int, issued: int) -> None:
+        self._log.note({"kind": kind, "text": text, "issued": issued}, site)
+
+    def _on_wait(self, work: object) -> None:
+        if self._waits is not None:
+            self._waits.waited(work)
+
+    def _on_error_of_wait(self) -> None:
+        self._log.error_now()
+        collective_errors.note_error(sys._getframe(1))
+
+    def _on_waited(self, work: object, is_complete: bool) -> None:
+        if self._waits is not None:
+            self._waits.wait_is_over(work, is_complete)
+
+    def finish(self) -> None:
+        """The test has returned: what is open now stays open. Raises what the recorder has failed with."""
+        if os.getpid() != self._pid:
+            return
+        _leave_alone()
+        if self._recorder.faults is not None:
+            self._recorder.faults.finish()
+        self._recorder.note_groups()
+        for check in self._checks:
+            check.finish()
+        if self._recorder.error:
+            raise RecorderError(f"the sanitizer failed, so its findings are not complete:\n{self._recorder.error}")
+
+
+_current: RankSanitizer | None = None
+
+
+def prepare_hook(wanted: bool) -> None:
+    """Install the hook, for this process and those that it forks, or remove it."""
+    if wanted:
+        operation_hook.install()
+    else:
+        operation_hook.remove()
+
+
+def begin_sanitizing(
+    rank: int,
+    kinds: frozenset[SanitizeKind],
+    shake: int | None,
+    path: Path,
+    plan: FaultPlan | None = None,
+    wait_for_peers: Callable[[], None] = lambda: None,
+) -> None:
+    """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
+    global _current
+    if _current is None:
+        os.register_at_fork(after_in_child=_leave_alone)
+    _current = RankSanitizer(rank, kinds, shake, path, plan, wait_for_peers)
+
+
+def is_active() -> bool:
+    return _current is not None
+
+
+def has_shorter_timeouts() -> bool:
+    """Has a group got a shorter time-out since it was first used? The log does not know it."""
+    return _current is not None and _current.has_shorter_timeouts()
+
+
+def _leave_alone() -> None:
+    """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
+    operation_hook.listen(None)
+    collective_errors.on_error_of_collectives(None)
+    watched_waits.watch_waits(None, None)
+    watched_stores.watch_stores(None)
+    fault_points.rank = None
+
+
+def finish_sanitizing() -> None:
+    """The test has returned. Raises RecorderError."""
+    global _current
+    current, _current = _current, None
+    if current is not None:
+        current.finish()

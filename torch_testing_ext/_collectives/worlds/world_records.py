@@ -1,0 +1,137 @@
+"""What the ranks of a world have done.
+
+Ranks that have done the same are of one class, and share their calls.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._collectives.records.issued_calls import Call, GroupKey, GroupRecord, RankRecord, generations
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import HostWait, LogReader
+from torch_testing_ext._process.words import count, list_of, verb_for
+
+_BITS = re.compile(r"\d+")
+_BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
+
+
+class RankStep(NamedTuple):
+    """A call of a rank, with the place of its group among those that the rank has made; or a wait of the host."""
+
+    call: Call | None
+    slot: int = 0
+    wait: HostWait | None = None
+
+
+@dataclass
+class RankClass:
+    """Ranks that have done the same, at the same lines, each in its own groups."""
+
+    ranks: list[int]
+    steps: list[RankStep]
+    by_order: Mapping[int, RankStep]
+    # Of its groups.
+    sites: list[Site | None]
+    # By the place of their group: collectives, and messages.
+    calls: dict[int, Sequence[Call]]
+    messages: dict[int, Sequence[Call]]
+
+    def __str__(self) -> str:
+        calls = count(sum(step.call is not None for step in self.steps), "call")
+        return f"{list_of(self.ranks)}{verb_for(self.ranks, '', ' alike')}: {calls}"
+
+
+@dataclass
+class WorldRecords:
+    """All that the ranks of a world have done, by rank."""
+
+    classes: list[RankClass] = field(default_factory=list)
+    records: list[RankRecord] = field(default_factory=list)
+    # Of each rank: the groups that it has made, and its class.
+    keys: list[list[GroupKey]] = field(default_factory=list)
+    class_of: list[RankClass] = field(default_factory=list)
+    _known: dict[bytes, RankClass] = field(default_factory=dict)
+    _members: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    def add(self, logs: Iterable[LogReader]) -> None:
+        """Add the logs of the next ranks, and remove their files."""
+        for rank, log in enumerate(logs, len(self.records)):
+            digest, groups = log.digest()
+            alike = self._known.get(digest)
+            if alike is None:
+                alike = self._known[digest] = self._new_class(rank, log)
+                self.classes.append(alike)
+            alike.ranks.append(rank)
+            self.class_of.append(alike)
+            self.records.append(self._record(rank, groups, alike))
+            log.remove()
+
+    def _new_class(self, rank: int, log: LogReader) -> RankClass:
+        content = log.read()
+        assert content is not None
+        if not content.is_whole:
+            raise ValueError(f"rank {rank} has issued more calls than a log has room for: check a shorter part of it")
+        record = content.record(rank)
+        slots = {key: slot for slot, key in enumerate(_keys(content.groups))}
+        calls = {slots[key]: issued for key, issued in record.calls.items()}
+        messages = {slots[key]: issued for key, issued in record.messages.items()}
+        steps = [RankStep(call, slot) for by_slot in (calls, messages) for slot, of in by_slot.items() for call in of]
+        steps += [RankStep(None, wait=wait) for wait in content.waits]
+        by_order = dict(sorted((order_of(step), step) for step in steps))
+        return RankClass([], list(by_order.values()), by_order, content.sites, calls, messages)
+
+    def _record(self, rank: int, groups: Sequence[GroupRecord], alike: RankClass) -> RankRecord:
+        shared = [replace(group, members=self._members.setdefault(group.members, group.members)) for group in groups]
+        keys = _keys(shared)
+        self.keys.append(keys)
+        calls = {keys[slot]: issued for slot, issued in alike.calls.items()}
+        messages = {keys[slot]: issued for slot, issued in alike.messages.items()}
+        return RankRecord(rank, dict(zip(keys, shared, strict=True)), calls, True, None, messages=messages)
+
+    # -- facts
+
+    def issued(self, group: str | None, op: str | None) -> Iterator[list[Call]]:
+        """The calls of each rank in groups of a name, of one operation."""
+        for record in self.records:
+            listed = [(key, calls) for by_key in (record.calls, record.messages) for key, calls in by_key.items()]
+            yield [
+                call
+                for key, calls in listed
+                if group is None or _has_name(record.groups[key], group)
+                for call in calls
+                if op is None or call.kind == op
+            ]
+
+
+def order_of(step: RankStep) -> int:
+    place = step.call or step.wait
+    assert place is not None
+    return place.order
+
+
+def _keys(groups: Sequence[GroupRecord]) -> list[GroupKey]:
+    used = generations(groups)
+    return [GroupKey(group.name, number, "c10d", group.world) for group, number in zip(groups, used, strict=True)]
+
+
+def _has_name(group: GroupRecord, name: str) -> bool:
+    return name in group.names or (group.is_default and name == "world")
+
+
+def bytes_of(call: Call) -> int:
+    """The bytes that a rank hands over to a call; a receive has none."""
+    return 0 if call.kind == "recv" else sum(map(_bytes_of, call.inputs))
+
+
+def _bytes_of(tensor: str) -> int:
+    """The bytes of a tensor in words, such as `[4, 8] float32`."""
+    shape, _, dtype = tensor.rpartition(" ")
+    elements = 1
+    for size in _BITS.findall(shape):
+        elements *= int(size)
+    bits = _BITS.search(dtype)
+    return elements * _BYTES.get(dtype, int(bits.group()) // 8 if bits else 1)

@@ -1,0 +1,67 @@
+"""Whole worlds as data for pictures: what ranks without communication have issued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch_testing_ext._process.words import count
+
+
+class WorldCall(NamedTuple):
+    """A call of a class of ranks, and the bytes that each of them hands over."""
+
+    name: str
+    group: str
+    bytes: int
+    site: str
+
+
+@dataclass(frozen=True)
+class WorldClass:
+    """Ranks that have issued the same: `count` calls each. `calls`: the first of these, if they were asked for."""
+
+    ranks: tuple[int, ...]
+    count: int
+    calls: tuple[WorldCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorldView:
+    """A whole world. `traffic`: the bytes from each block of `block` neighbouring ranks (row) to each (column)."""
+
+    size: int
+    block: int
+    traffic: tuple[tuple[int, ...], ...]
+    classes: tuple[WorldClass, ...]
+    longest_chain: int
+    # The lines whose assertions compare values that were not communicated.
+    not_judged: tuple[str, ...] = ()
+
+    def block_of(self, number: int) -> range:
+        """The ranks of a row or column."""
+        return range(number * self.block, min(self.size, (number + 1) * self.block))
+
+
+def describe_world(size: int) -> str:
+    """The header of a run whose tests run in whole worlds."""
+    return f"whole world: {count(size, 'rank')} for each test, without communication"
+
+
+HAS_NO_RANKS = "has no ranks"
+
+
+def not_in_world(size: int, why: str) -> str:
+    """The reason of a skip. `why`: a verb with its object, of which the test is the subject."""
+    return f"not in a world of {count(size, 'rank')}: it {why}"
+
+
+# In a process whose runner asks for them: the worlds of the test that runs.
+noted_worlds: list[WorldView] | None = None
+
+
+def take_worlds() -> tuple[WorldView, ...]:
+    """Return the worlds since the last call, and note those that follow."""
+    global noted_worlds
+    taken, noted_worlds = noted_worlds, []
+    return tuple(taken or ())
