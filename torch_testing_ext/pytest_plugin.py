@@ -40,7 +40,39 @@ _FAKE = "--fake-accelerators"
 _WORLD = "--world"
 _MARK = "world_size"
 _MARKS = (_MARK, "standalone", "faults")
-_EXEC = "torch_testing_ext._testing.bases.distributed_exec"
+
+
+class _Hooks:
+    """The hooks that other plugins may implement."""
+
+    @pytest.hookspec(firstresult=True)
+    def pytest_mark_of_ranks(self, item: pytest.Function, mark: pytest.Mark | None) -> pytest.Mark | None:
+        """Return the mark `world_size` that a test stands for by something else than its marks, such as its class.
+
+        `mark` is the closest one that it has. Raises BadMark for a test that cannot run in ranks.
+        """
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(_Hooks)
+
+
+# Plugins that come with what test files import, and where they are registered.
+_brought: list[types.ModuleType] = []
+_managers: weakref.WeakSet[pytest.PytestPluginManager] = weakref.WeakSet()
+
+
+def bring(plugin: types.ModuleType) -> None:
+    """Register a plugin in the runs of pytest that use this one: those of this process, and those that begin later."""
+    _brought.append(plugin)
+    for manager in _managers:
+        manager.register(plugin, plugin.__name__)
+
+
+def _register_what_was_brought(manager: pytest.PytestPluginManager) -> None:
+    _managers.add(manager)
+    for plugin in _brought:
+        manager.register(plugin, plugin.__name__)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -171,6 +203,7 @@ def _one_line_of_fake_accelerators() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
+    _register_what_was_brought(config.pluginmanager)
     for explanation in _EXPLANATIONS:
         config.addinivalue_line("markers", explanation)
     if _is_launched():
@@ -323,28 +356,6 @@ def _run_script() -> Any:
     return ranks.run_script
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_plugin_registered(plugin: Any) -> None:
-    """Find the classes of fixtures in a conftest, before pytest looks for fixtures there."""
-    if _EXEC in sys.modules and isinstance(plugin, types.ModuleType):
-        from torch_testing_ext._pytest_ranks import exec_classes
-
-        exec_classes.add_fixtures_to_plugin(plugin)
-
-
-_seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector: Any) -> None:
-    """Find the classes of fixtures in a test file, when the first of its names is looked at."""
-    if _EXEC in sys.modules and collector not in _seen:
-        from torch_testing_ext._pytest_ranks import exec_classes
-
-        _seen.add(collector)
-        exec_classes.add_fixtures_of(collector)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker(_MARK) is not None:
         from torch_testing_ext._pytest_ranks import marks
@@ -363,21 +374,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 # -- the marks
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: Any) -> Generator[None, Any, Any]:
-    report = yield
-    if report.passed and _EXEC in sys.modules:
-        from torch_testing_ext._pytest_ranks import exec_classes
-
-        exec_classes.add_marks(report.result)
-    return report
-
-
 def _concerns_us(item: Any) -> bool:
     """Has a test a mark of ours or a fixture of ranks? Asked again at each step, since hooks add marks."""
-    if _EXEC in sys.modules or "dist_env" in getattr(item, "fixturenames", ()):
+    if "dist_env" in getattr(item, "fixturenames", ()):
         return True
-    return any(mark.name in _MARKS or "standalone" in mark.kwargs for mark in item.iter_markers())
+    return any(mark.name in _MARKS for mark in item.iter_markers())
 
 
 # Neither first, since pytest's own marks, such as `skip`, and hooks that mark tests have their effect before; nor last,
@@ -430,7 +431,8 @@ def _require_ranks(item: Any) -> None:
 def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
-    if call.when != "teardown" and (report.passed or error is not None) and _concerns_us(item):
+    concerns_us = getattr(error, "is_refusal", False) or _concerns_us(item)
+    if call.when != "teardown" and (report.passed or error is not None) and concerns_us:
         from torch_testing_ext._pytest_ranks import marks
 
         marks.report_refusal(report, error, item)

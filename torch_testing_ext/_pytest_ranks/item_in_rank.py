@@ -12,7 +12,7 @@ import sys
 import traceback
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import locks, messages
 from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
-from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._torch.groups import collective_errors
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects import rank_warnings
@@ -329,9 +328,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     """Run the test and let pytest's plugins judge it. `judges_again`: they will in this process, when it is over."""
     known = len(item.user_properties)
     _, test = _context_and_test()
-    variables = dict(test.spec.environ)
-    with changed_environment(**variables) if variables else nullcontext():
-        call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
+    call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
     parent_knows_xfail = pytest_internals.is_marked_xfail(item)
     if not parent_knows_xfail:
         pytest_internals.read_xfail_marks(item)

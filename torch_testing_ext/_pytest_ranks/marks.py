@@ -5,10 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
-import sys
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +13,8 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext._testing.bases.distributed_exec import DistributedExec, DistributedFixture, DistributedTest
 from torch_testing_ext._testing.marks.settings_of_tests import (
     OWN_FAULTS,
     checked_devices,
@@ -31,7 +26,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import (
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.environment import too_many
 
-from .pytest_internals import fixture_definitions, is_of_unittest, is_parameter
+from .pytest_internals import fixture_definitions, is_of_unittest
 
 # --------------------------------------------------------------------------------------------------------------------
 # The mark `world_size`: what it accepts, and which marked tests are refused when they would run. Imports no torch.
@@ -52,8 +47,6 @@ PARAMETER = "_world_size_of_mark"
 # Fixtures that observe what the test itself does: they are set up in the ranks, too.
 OBSERVERS = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "recwarn")
 
-# What a fixture function has that stands for a class of fixtures in ranks.
-RANKS_CLASS = "torch_testing_ext_ranks_class"
 # The fixtures that are set up in ranks by themselves, not because they need another one.
 _OF_RANKS = frozenset((DIST_ENV, RANKS, *OBSERVERS))
 _KEYWORDS = ("backend", "devices", "init", "isolated", "scope", "timeout")
@@ -80,8 +73,6 @@ class RankSpec:
     # An accelerator for each rank, if the machine has them; otherwise the CPU.
     is_auto: bool = False
     timeout: float | None = None
-    # Changes of the environment for the test.
-    environ: tuple[tuple[str, str | None], ...] = ()
     # In a new interpreter, instead of forked off pytest's process.
     isolated: bool = False
     # Makes the group, in place of torch's function.
@@ -136,20 +127,14 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     return sizes
 
 
-def spec_for(
-    size: int, keywords: Mapping[str, Any], of_class: type[DistributedExec] | None, default: str = CPU
-) -> RankSpec:
-    """Check the keywords of a mark, and add what the class of the test says. Raises BadMark.
+def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> RankSpec:
+    """Check the keywords of a mark. Raises BadMark.
 
     `default`: the project's setting, for a mark that says neither devices nor backend.
     """
     unknown = sorted(keywords.keys() - set(_KEYWORDS))
     if unknown:
         raise BadMark(f"it has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
-    environ: dict[str, str | None] = {}
-    if of_class is not None:
-        environ = _environ_of_class(of_class, size)
-        keywords = {**_keywords_of_class(of_class), **keywords}
     backend = _checked_backend(keywords.get("backend"))
     try:
         devices = checked_devices(keywords.get("devices"))
@@ -157,9 +142,7 @@ def spec_for(
         raise BadMark(str(error)) from None
     timeout = keywords.get("timeout")
     _checked_timeout(timeout)
-    devices = devices_for(devices, size, backend, default if of_class is None else None)
-    if devices is None and _class_uses_accelerators(of_class):
-        devices = size
+    devices = devices_for(devices, size, backend, default)
     is_auto = devices == AUTO
     isolated, scope = _checked_isolation(keywords)
     return RankSpec(
@@ -168,7 +151,6 @@ def spec_for(
         devices if isinstance(devices, int) else 0,
         is_auto,
         timeout,
-        tuple(environ.items()),
         isolated,
         _checked_init(keywords.get("init")),
         scope,
@@ -224,8 +206,6 @@ def expand_world_sizes(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker(NAME)
     if mark is None or not mark.args or not isinstance(mark.args[0], (list, tuple)):
         return
-    if _has_size_as_argument(metafunc.definition):
-        return
     try:
         sizes = sizes_of(mark)
     except BadMark:
@@ -236,8 +216,8 @@ def expand_world_sizes(metafunc: pytest.Metafunc) -> None:
 
 def spec_of(item: pytest.Function) -> RankSpec | None:
     """Read the mark of a test; None without one. Raises BadMark, also if the test cannot run in ranks."""
-    _check_fixtures_in_ranks(item)
-    mark = item.get_closest_marker(NAME)
+    own_mark = item.get_closest_marker(NAME)
+    mark = item.ihook.pytest_mark_of_ranks(item=item, mark=own_mark) or own_mark
     if mark is None:
         if item.get_closest_marker(FAULTS) is not None:
             remedy = f"Mark it: @pytest.mark.{NAME}(2); a class with ranks of its own has the decorator @faults"
@@ -248,13 +228,12 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     own_marks = [own for own in item.own_markers if own.name == NAME]
     if len(own_marks) > 1:
         raise BadMark("the test has this mark twice. Give one mark a list of sizes")
-    size = _size_of_argument(item) if _has_size_as_argument(item) else _size_of_mark(item, mark)
-    spec = spec_for(size, mark.kwargs, checked_class(item.cls), default_devices(item.config.rootpath))
+    spec = spec_for(size_of_mark(item, mark), mark.kwargs, default_devices(item.config.rootpath))
     _check_function(item)
     _check_fixtures(item, spec)
     plan = plan_of_item(item)
     if plan is not None:
-        why = plan.why_not(size)
+        why = plan.why_not(spec.world_size)
         if isinstance(plan, FaultPlan) and plan.restarts and spec.scope != "function":
             why = why or f"restart({plan.restarts[0]}) needs ranks for each test, and scope is {spec.scope!r}"
         if why:
@@ -285,10 +264,10 @@ def plan_of_run(item: Any, world_size: int) -> FaultPlan | Sweep | None:
     return plan
 
 
-def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
+def size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     """The size that the mark gives this test; of a list, the one that pytest has made this test for."""
     sizes = sizes_of(mark)
-    size = _parameters(item).get(PARAMETER)
+    size = parameters(item).get(PARAMETER)
     if size is None and len(sizes) > 1:
         raise BadMark(
             "pytest cannot parametrize this test, so it cannot have a list of world sizes. Give one number to a method "
@@ -299,7 +278,7 @@ def _size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     return sizes[0] if size is None else size
 
 
-def _parameters(item: Any) -> dict[str, Any]:
+def parameters(item: Any) -> dict[str, Any]:
     """The parameters that pytest has made this test for; none for a method of unittest."""
     callspec = getattr(item, "callspec", None)
     return getattr(callspec, "params", {})
@@ -387,7 +366,7 @@ def _check_fixtures(item: pytest.Function, spec: RankSpec) -> None:
     for name in sorted(rank_side(item) - _OF_RANKS):
         for definition in definitions[name]:
             _check_fixture(name, definition, spec, _need_of(name, definitions))
-    if DIST_ENV in _parameters(item):
+    if DIST_ENV in parameters(item):
         raise BadMark(
             f"the test parametrizes {DIST_ENV}, but a parameter cannot depend on the rank. Read dist_env in the test"
         )
@@ -395,11 +374,6 @@ def _check_fixtures(item: pytest.Function, spec: RankSpec) -> None:
 
 def _check_fixture(name: str, definition: Any, spec: RankSpec, need: str) -> None:
     """Refuse a fixture that cannot be set up in the ranks of the test; it asks for `need`, a fixture of ranks."""
-    if hasattr(definition.func, RANKS_CLASS):
-        raise BadMark(
-            f"fixture {name!r} runs in ranks of its own, but needs {need}, which exists only in the ranks of the test. "
-            f"Its own ranks have a process group, unless init_distributed is False"
-        )
     if _is_async(definition.func):
         raise BadMark(
             f"fixture {name!r} is `async` and needs {need}, which exists only in ranks, but its event loop belongs to "
@@ -442,12 +416,8 @@ def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
 
 
 def marks_of(item: Any) -> _Marks:
-    """The marks of a test that are ours, and Lightning's."""
-    marks = []
-    for mark in item.iter_markers():
-        if mark.name in _OURS or _STANDALONE in mark.kwargs:
-            marks.append(mark)
-    return tuple(marks)
+    """The marks of a test that are ours."""
+    return tuple(mark for mark in item.iter_markers() if mark.name in _OURS)
 
 
 def read_marks(item: Any) -> str:
@@ -504,8 +474,6 @@ def _are_same(some: _Marks | None, others: _Marks) -> bool:
 
 def standalone_of(item: pytest.Function) -> Standalone | None:
     """Read the mark `standalone`; None without it, unless the ranks are isolated. Raises BadMark."""
-    if _is_standalone_for_lightning(item):
-        return Standalone()
     mark = item.get_closest_marker(_STANDALONE)
     if mark is None:
         spec = item.stash.get(SPEC, None)
@@ -518,135 +486,6 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))
 
 
-# -- Lightning
-
-
-def _is_standalone_for_lightning(item: pytest.Function) -> bool:
-    """Has the test `RunIf(standalone=True)`, a skipif with that keyword, which skips unless the variable is set?"""
-    if os.environ.get("PL_RUN_STANDALONE_TESTS") != "1":
-        return False
-    return any(mark.kwargs.get(_STANDALONE) for mark in item.iter_markers("skipif"))
-
-
-# -- the classes with DeepSpeed's names
-
-# How DeepSpeed's harness calls what is ours to do; an override of one would not be called.
-_NOT_CALLED = (
-    "__call__",
-    "_launch_procs",
-    "_launch_daemonic_procs",
-    "_launch_non_daemonic_procs",
-    "_launch_with_file_store",
-    "_dist_run",
-    "_dist_destroy",
-    "_close_pool",
-    "_get_fixture_kwargs",
-    "_get_current_test_func",
-)
-_FLAGS = ("init_distributed", "set_dist_env", "requires_cuda_env", "reuse_dist_env", "non_daemonic_procs")
-
-
-def checked_class(cls: Any) -> type[DistributedExec] | None:
-    """Return a class whose attributes are valid; None if it is no DistributedTest or DistributedFixture.
-
-    Raises BadMark.
-    """
-    if not (isinstance(cls, type) and issubclass(cls, DistributedExec)):
-        return None
-    ours = (DistributedExec, DistributedFixture, DistributedTest)
-    of_project = [base for base in cls.__mro__ if base not in ours]
-    not_called = _NOT_CALLED if issubclass(cls, DistributedFixture) else (*_NOT_CALLED, "run")
-    for name in not_called:
-        if any(name in vars(base) for base in of_project):
-            raise BadMark(
-                f"{cls.__name__} overrides {name}, which is never called here. Set world_size, backend, exec_timeout "
-                f"or init_distributed, or do its work in a fixture that asks for {DIST_ENV}"
-            )
-    for name in _FLAGS:
-        flag = getattr(cls, name)
-        if not isinstance(flag, bool):
-            raise BadMark(f"{cls.__name__}.{name} is {flag!r}; it must be True or False")
-    return cls
-
-
-def _keywords_of_class(cls: type[DistributedExec]) -> dict[str, Any]:
-    """The keywords of a mark that the attributes of a class stand for."""
-    init = cls.init or _init_of_deepspeed(cls.backend)
-    return {"backend": cls.backend, "timeout": cls.exec_timeout, "init": init}
-
-
-def _environ_of_class(cls: type[DistributedExec], size: int) -> dict[str, str | None]:
-    """The changes of the environment that a class asks for; None removes a variable."""
-    if cls.set_dist_env:
-        return {"LOCAL_SIZE": str(size)}
-    return dict.fromkeys(RENDEZVOUS)
-
-
-def _class_uses_accelerators(cls: type[DistributedExec] | None) -> bool:
-    return cls is not None and (cls.requires_cuda_env or _has_accelerators())
-
-
-def _has_accelerators() -> bool:
-    from torch_testing_ext._machine import accelerators
-
-    return accelerators.device_count() > 0
-
-
-def _init_of_deepspeed(backend: str | None) -> _Init | None:
-    """Return how DeepSpeed makes a group, which `deepspeed.comm` then knows, too; None if nothing has imported it."""
-    deepspeed = sys.modules.get("deepspeed")
-    init = getattr(deepspeed, "init_distributed", None)
-    return None if init is None else _with(init, backend)
-
-
-# Equal for all tests of a class, which may share their ranks.
-@functools.cache
-def _with(init: _Init, backend: str | None) -> _Init:
-    return functools.partial(init, backend)
-
-
-def _has_size_as_argument(item: Any) -> bool:
-    """Is the test a method of a DistributedTest that takes its world size as an argument, and has no mark itself?"""
-    if item.cls is None or not issubclass(item.cls, DistributedTest) or NAME not in item.fixturenames:
-        return False
-    return not any(mark.name == NAME for mark in item.own_markers)
-
-
-def _size_of_argument(item: pytest.Function) -> int:
-    """The world size that a parameter of the test gives it. Raises BadMark."""
-    parameters = _parameters(item)
-    definitions = fixture_definitions(item).get(NAME, ())
-    if NAME not in parameters or not all(is_parameter(definition) for definition in definitions):
-        raise BadMark(f"its argument {NAME} is a fixture, whose value is unknown during collection. Parametrize it")
-    return _single_size(parameters[NAME])
-
-
-def _single_size(size: Any) -> int:
-    """Check one world size as if a mark had it. Raises BadMark."""
-    (checked,) = sizes_of(pytest.mark.world_size(size).mark)
-    return checked
-
-
-def _check_fixtures_in_ranks(item: pytest.Function) -> None:
-    """Refuse fixtures that run in ranks of their own, but do not say how."""
-    for definitions in fixture_definitions(item).values():
-        cls = getattr(definitions[-1].func, RANKS_CLASS, None) if definitions else None
-        if cls is None:
-            continue
-        try:
-            _check_fixture_in_ranks(cls)
-        except BadMark as error:
-            raise BadMark(f"fixture {cls.__name__}: {error}") from None
-
-
-def _check_fixture_in_ranks(cls: type[DistributedFixture]) -> None:
-    if cls.run is DistributedFixture.run:
-        raise BadMark("it has no method `run`")
-    if isinstance(cls.world_size, (list, tuple)):
-        raise BadMark(f"its world size is {cls.world_size!r}; it runs once, so it must be one number of ranks")
-    spec_for(_single_size(cls.world_size), {}, checked_class(cls))
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Refusals: a marked test that cannot run as it is fails when it would run, and says why once for all parameters.
 
@@ -655,7 +494,9 @@ _SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
 
 class Refused(Exception):
-    """A marked test is not run, since it cannot run as it is."""
+    """A test is not run, since it cannot run as it is."""
+
+    is_refusal = True
 
 
 def note_refusal(item: Any, why: str) -> NoReturn:

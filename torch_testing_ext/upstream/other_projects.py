@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 class Project:
     """The conversion of one project's tests."""
 
-    # By the module that the project imports them from: names, and what they are in `torch_testing_ext.ranks`. A module
-    # may be named by its last parts.
+    # The module of `torch_testing_ext.compat` that has the names which move.
+    stand_in: str = ""
+    # By the module that the project imports them from: names, and what they are in that module. A module may be named
+    # by its last parts.
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Names and strings in whose lines something is left to do, and what.
     by_hand: Mapping[str, str] = field(default_factory=dict)
     uses_torchs_kit: bool = False  # imports of torch.testing._internal are rewritten
+
+    @property
+    def ours(self) -> str:
+        """The module that has the names which move; nothing here depends on it."""
+        return f"{__name__.partition('.')[0]}.compat.{self.stand_in}"
 
 
 def _names(*same: str, **other: str) -> dict[str, str]:
@@ -24,6 +31,7 @@ def _names(*same: str, **other: str) -> dict[str, str]:
 
 PROJECTS: Mapping[str, Project] = {
     "accelerate": Project(
+        "accelerate",
         names={
             "accelerate": _names("debug_launcher"),
             "accelerate.launchers": _names("debug_launcher"),
@@ -31,6 +39,7 @@ PROJECTS: Mapping[str, Project] = {
         by_hand={"execute_subprocess_async": "it starts a launcher, as before; `run_script` starts fresh ranks"},
     ),
     "deepspeed": Project(
+        "deepspeed",
         names={"unit.common": _names("DistributedTest", "DistributedFixture")},
         by_hand={
             "_launch_procs": "set `backend`, or let a fixture that asks for `dist_env` prepare the ranks",
@@ -39,12 +48,14 @@ PROJECTS: Mapping[str, Project] = {
             "_close_pool": "there is no pool: every test has fresh ranks",
         },
     ),
-    "spawn": Project(names={"torch.multiprocessing": _names(spawn="mp_spawn")}),
+    "spawn": Project("torch_multiprocessing", names={"torch.multiprocessing": _names(spawn="mp_spawn")}),
     "torchmetrics": Project(
+        "torch_multiprocessing",
         names={"torch.multiprocessing": _names("Pool")},
         by_hand={"setup_ddp": "delete the call by the pool: its ranks have a process group"},
     ),
     "torchrec": Project(
+        "torchrec",
         names={"distributed.test_utils.multi_process": _names("MultiProcessTestBase")},
         by_hand={"run_multi_process_func": "it starts interpreters, as before; `spawn` starts fresh ranks"},
     ),

@@ -351,7 +351,6 @@ def only_of_their_side(uses: tuple[Use, ...], side: Side) -> Iterator[Use]:
 # --------------------------------------------------------------------------------------------------------------------
 # Converts a file by the rules of a project. All but the statements that change keeps its bytes.
 
-_RANKS = "torch_testing_ext.ranks"
 _STAR_IMPORT = re.compile(r"\s*from\s+(\S+)\s+import\s+\*")
 
 
@@ -396,7 +395,7 @@ def _converted(source: bytes, project: Project) -> bytes:
     if converter.needed:
         context = CodemodContext()
         for name in sorted(converter.needed):
-            AddImportsVisitor.add_needed_import(context, _RANKS, name)
+            AddImportsVisitor.add_needed_import(context, project.ours, name)
         module = AddImportsVisitor(context).transform_module(module)
     return module.bytes
 
@@ -413,7 +412,7 @@ def _left(source: bytes, project: Project) -> Iterator[tuple[int, str]]:
         star = _STAR_IMPORT.match(token.line)
         names = _moved(project, star[1]) if star else {}
         if names:
-            yield line, f"import {', '.join(names)} from {_RANKS}, after this"
+            yield line, f"import {', '.join(names)} from {project.ours}, after this"
 
 
 def _moved(project: Project, module: str) -> dict[str, str]:
@@ -450,7 +449,7 @@ class _Converter(cst.CSTTransformer):
         rest = [alias for alias in statement.names if alias not in taken]
         if not taken:
             return updated_node
-        ours = _import_of(taken, names)
+        ours = _import_of(taken, names, self._project.ours)
         if not rest:
             return updated_node.with_changes(body=[ours])
         last = statement.names[-1]
@@ -476,14 +475,14 @@ def _module_of(statement: cst.ImportFrom) -> str:
     return dots + (name or "")
 
 
-def _import_of(aliases: list[cst.ImportAlias], names: Mapping[str, str]) -> cst.ImportFrom:
+def _import_of(aliases: list[cst.ImportAlias], names: Mapping[str, str], module: str) -> cst.ImportFrom:
     """The import of our names, bound as before."""
     words = []
     for alias in aliases:
         ours = names[alias.evaluated_name]
         bound = alias.evaluated_alias or alias.evaluated_name
         words.append(ours if ours == bound else f"{ours} as {bound}")
-    parsed = cst.parse_statement(f"from {_RANKS} import {', '.join(words)}")
+    parsed = cst.parse_statement(f"from {module} import {', '.join(words)}")
     line = cst.ensure_type(parsed, cst.SimpleStatementLine)
     return cst.ensure_type(line.body[0], cst.ImportFrom)
 

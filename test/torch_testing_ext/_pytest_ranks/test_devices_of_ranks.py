@@ -28,7 +28,7 @@ SUBJECT = {"test_x.py": subject(__file__, "devices_of_ranks.py")}
 
 class MarkTest(unittest.TestCase):
     def devices(self, available: int, default: str = AUTO, **keywords: object) -> int:
-        return spec_for(4, keywords, None, default).on(available).devices
+        return spec_for(4, keywords, default).on(available).devices
 
     def test_a_device_for_each_rank_or_none(self) -> None:
         for available, expected in ((0, 0), (3, 0), (4, 4), (8, 4)):
@@ -45,7 +45,7 @@ class MarkTest(unittest.TestCase):
         self.assertEqual(self.devices(0, CPU, backend="nccl"), 4)
 
     def test_some_ranks_are_on_another_machine(self) -> None:
-        self.assertEqual(spec_for(4, {}, None, AUTO).on(2, here=2).devices, 4)
+        self.assertEqual(spec_for(4, {}, AUTO).on(2, here=2).devices, 4)
 
     def test_a_machine_needs_the_devices_of_its_own_ranks(self) -> None:
         """Four ranks on two machines with two devices each: no skip."""
@@ -59,13 +59,13 @@ class MarkTest(unittest.TestCase):
                 mock.patch.object(item_in_parent, "rank_side", return_value=()),
             ):
                 try:
-                    spec = item_in_parent.set_up(item, spec_for(4, {}, None, AUTO))
+                    spec = item_in_parent.set_up(item, spec_for(4, {}, AUTO))
                 except pytest.skip.Exception as skip:
                     self.fail(f"skipped: {skip}")
             self.assertEqual(spec.devices, expected)
 
     def test_device_and_backend_follow(self) -> None:
-        spec = spec_for(2, {}, None, AUTO)
+        spec = spec_for(2, {}, AUTO)
         of_cuda = {
             "current_accelerator": lambda: torch.device("cuda"),
             "device_count": lambda: 2,
@@ -81,7 +81,7 @@ class MarkTest(unittest.TestCase):
 
     def test_a_wrong_value(self) -> None:
         with self.assertRaisesRegex(BadMark, "devices is 'cuda'; it must be 'auto', or a number of accelerators"):
-            spec_for(4, {"devices": "cuda"}, None)
+            spec_for(4, {"devices": "cuda"})
 
 
 class SettingTest(unittest.TestCase):

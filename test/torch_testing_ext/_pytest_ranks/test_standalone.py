@@ -73,24 +73,6 @@ class StandaloneTest(PytestCase):
         self.assertIn(">       assert value == 2", run.messages["TestClass.test_fails"])
 
     @pytest.mark.slow
-    def test_the_keyword_of_run_if(self) -> None:
-        """A skipif with `standalone=True` counts where its own variable asks for such tests."""
-        source = (
-            HEAD
-            + """
-asked = os.environ.get("PL_RUN_STANDALONE_TESTS") == "1"
-
-@pytest.mark.skipif(condition=not asked, reason="Standalone execution", standalone=True)
-def test_a():
-    assert not IN_PARENT
-"""
-        )
-        for variables, outcome in (({}, "skipped"), ({"PL_RUN_STANDALONE_TESTS": "1"}, "passed")):
-            with tempfile.TemporaryDirectory() as folder:
-                run = run_pytest({"test_x.py": source}, PIDS=f"{folder}/pids", **variables)
-            self.assertOutcomes(run, {"test_a": outcome})
-
-    @pytest.mark.slow
     def test_isolated_ranks(self) -> None:
         """A mark that asks for it, and an option for all marks: what pytest's process has become is not inherited."""
         source = subject(__file__, "isolated_ranks.py")

@@ -23,6 +23,7 @@ ROWS = (
     (MIRROR,),
     ("upstream", "moving"),
     ("_pytest_ranks", "pytest_plugin"),
+    ("compat",),
     ("warm",),
     ("runner", "__main__"),
 )

@@ -14,42 +14,43 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.upstream.other_projects import PROJECTS
 from torch_testing_ext.upstream.rewriting import convert_file
 
-OURS = "from torch_testing_ext.ranks import"
+OURS = "from torch_testing_ext.compat"
 CASES = {
     "a name of several": (
         "deepspeed",
         "import os\nfrom unit.common import DistributedTest, preferred_dtype  # why\n",
-        f"import os\nfrom unit.common import preferred_dtype  # why\n{OURS} DistributedTest\n",
+        f"import os\nfrom unit.common import preferred_dtype  # why\n{OURS}.deepspeed import DistributedTest\n",
     ),
     "a module by its last part, indented": (
         "deepspeed",
         "try:\n    from ..common import DistributedFixture as Fixture\nexcept ImportError:\n    pass\n",
-        f"try:\n    {OURS} DistributedFixture as Fixture\nexcept ImportError:\n    pass\n",
+        f"try:\n    {OURS}.deepspeed import DistributedFixture as Fixture\nexcept ImportError:\n    pass\n",
     ),
     "names on lines of their own": (
         "accelerate",
         "from accelerate import (\n    a,  # first\n    debug_launcher,\n)\n\nx = 'é'\n",
-        f"from accelerate import (\n    a,  # first\n)\n{OURS} debug_launcher\n\nx = 'é'\n",
+        f"from accelerate import (\n    a,  # first\n)\n{OURS}.accelerate import debug_launcher\n\nx = 'é'\n",
     ),
     "the last name, without a comma": (
         "accelerate",
         "from accelerate import (A,\n    debug_launcher)\n",
-        f"from accelerate import (A)\n{OURS} debug_launcher\n",
+        f"from accelerate import (A)\n{OURS}.accelerate import debug_launcher\n",
     ),
     "a function of a module": (
         "spawn",
         "import torch.multiprocessing as mp\n\nmp.spawn( f , args=(1,), nprocs=2)\nmp.Queue()\n",
-        f"import torch.multiprocessing as mp\n{OURS} mp_spawn\n\nmp_spawn( f , args=(1,), nprocs=2)\nmp.Queue()\n",
+        f"import torch.multiprocessing as mp\n{OURS}.torch_multiprocessing import mp_spawn\n\n"
+        "mp_spawn( f , args=(1,), nprocs=2)\nmp.Queue()\n",
     ),
     "a function under another name": (
         "spawn",
         "from torch.multiprocessing import spawn\nspawn(f, nprocs=2)\n",
-        f"{OURS} mp_spawn as spawn\nspawn(f, nprocs=2)\n",
+        f"{OURS}.torch_multiprocessing import mp_spawn as spawn\nspawn(f, nprocs=2)\n",
     ),
     "a class, and a call of it": (
         "torchmetrics",
         "from torch.multiprocessing import Pool\n\n\n# begins\ndef pytest_sessionstart():\n    pool = Pool(2)\n",
-        f"{OURS} Pool\n\n\n# begins\ndef pytest_sessionstart():\n    pool = Pool(2)\n",
+        f"{OURS}.torch_multiprocessing import Pool\n\n\n# begins\ndef pytest_sessionstart():\n    pool = Pool(2)\n",
     ),
     "PyTorch's kit": (
         "torchtitan",
@@ -104,13 +105,13 @@ class CommandTest(unittest.TestCase):
 
             code, out, err = self.run_command("--diff", "deepspeed", folder)
             self.assertEqual(code, 1)
-            self.assertIn("+from torch_testing_ext.ranks import DistributedTest", out)
+            self.assertIn("+from torch_testing_ext.compat.deepspeed import DistributedTest", out)
             self.assertIn("1 files would change", err)
             self.assertIn("unit.common", good.read_text())
 
             code, out, err = self.run_command("deepspeed", folder, good)
             self.assertEqual((code, out), (1, f"converted {good}\n"))
-            self.assertEqual(good.read_text(), "from torch_testing_ext.ranks import DistributedTest\n")
+            self.assertEqual(good.read_text(), "from torch_testing_ext.compat.deepspeed import DistributedTest\n")
             self.assertEqual({path: path.read_bytes() for path in untouched}, untouched)
             for path in untouched:
                 self.assertIn(f"{path}: not converted: ", err)

@@ -1,4 +1,4 @@
-"""Functions and scripts in ranks, and what stands in for other projects' starters."""
+"""Functions and scripts in ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import unittest
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +32,7 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKin
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import masks_for
 from torch_testing_ext._process import ends, messages, system, user_commands
-from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN, without_launch
+from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.project_settings import AUTO, default_devices
 from torch_testing_ext._process.source_files import source_file
@@ -296,7 +295,8 @@ def spawn(
     size = checked_world_size(world_size, "world_size")
     launched_ranks.refuse("spawn")
     with devices_of_ranks(devices, size, backend, _name_of(function)) as masks:
-        _spawn(function, size, args, timeout, backend, masks)
+        case = case_of(_name_of(function), source_file(function))
+        run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend, masks)
 
 
 def _name_of(function: Callable[..., object]) -> str:
@@ -331,20 +331,6 @@ def devices_of_ranks(
 def _folder_for(stack: ExitStack) -> Path:
     """A folder that is there as long as the stack is."""
     return Path(stack.enter_context(tempfile.TemporaryDirectory()))
-
-
-def _spawn(
-    function: Callable[..., object],
-    size: int,
-    args: tuple[Any, ...],
-    timeout: float | None = None,
-    backend: str | None = None,
-    masks: Mapping[str, str] = MappingProxyType({}),
-) -> None:
-    """Do what `spawn` does, with these masks of devices."""
-    launched_ranks.refuse("spawn")
-    case = case_of(_name_of(function), source_file(function))
-    run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend, masks)
 
 
 def run_in_ranks(
@@ -403,129 +389,3 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = 
             rank_accounts.refuse_what_ran_nothing(function(context.rank, *args))
 
     run_rank(context, body)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Stand-ins for the functions and classes by which projects start the ranks of their tests: the import alone changes.
-#
-# Each has the name and the arguments that it has there, and runs its function in fresh ranks, by `spawn`.
-
-# Does the same in pytest.
-
-
-# -- accelerate
-
-
-def debug_launcher(function: Callable[..., object], args: Sequence[Any] = (), num_processes: int = 2) -> None:
-    """Call `function(*args)` in ranks on the CPU with a gloo group. Replaces accelerate's `debug_launcher`."""
-    _spawn(_call_on_cpu, checked_world_size(num_processes, "num_processes"), (function, args), backend="gloo")
-
-
-def _call_on_cpu(rank: int, function: Callable[..., object], args: Sequence[Any]) -> None:
-    # accelerate sets none of these: they would make one rank a launch.
-    for name in (*OF_ONE_RANK, TORCHRUN.local_world_size):
-        os.environ.pop(name, None)
-    os.environ.update(ACCELERATE_USE_CPU="yes", ACCELERATE_MIXED_PRECISION="no", FORK_LAUNCHED="1")
-    function(*args)
-
-
-# -- torch
-
-
-def mp_spawn(
-    fn: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, **how: object
-) -> None:
-    """Call `fn(rank, *args)` in ranks. Replaces `torch.multiprocessing.spawn`, and ignores its start method."""
-    if not join:
-        raise ValueError("mp_spawn waits for its ranks: join=False is not possible")
-    _spawn(fn, checked_world_size(nprocs, "nprocs"), tuple(args))
-
-
-# -- torchrec
-
-
-class MultiProcessTestBase(unittest.TestCase):
-    """A base that replaces torchrec's: a test passes a function and its keyword arguments to one of its methods."""
-
-    def _run_multi_process_test(self, *, callable: Callable[..., object], world_size: int = 2, **kwargs: Any) -> None:
-        """Call `callable(rank=, world_size=, **kwargs)` in each rank."""
-        self._run_multi_process_test_per_rank(
-            callable=callable, world_size=world_size, kwargs_per_rank=[kwargs] * world_size
-        )
-
-    def _run_multi_process_test_per_rank(
-        self, *, callable: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
-    ) -> None:
-        """Do as `_run_multi_process_test`, with keyword arguments for each rank."""
-        size = checked_world_size(world_size, "world_size")
-        _spawn(_call_by_keywords, size, (callable, size, kwargs_per_rank))
-
-
-def _call_by_keywords(
-    rank: int, function: Callable[..., object], world_size: int, kwargs_per_rank: list[dict[str, Any]]
-) -> None:
-    kwargs = {**kwargs_per_rank[rank], "rank": rank, "world_size": world_size}
-    function(**kwargs)
-
-
-# -- multiprocessing
-
-
-class Pool:
-    """A replacement for a `multiprocessing.Pool` whose processes are ranks: rank i runs call i of `starmap`.
-
-        with Pool(2) as pool:
-            results = pool.starmap(work, [(0,), (1,)])
-
-    Each `starmap` starts fresh ranks with a process group, and calls `initializer(*initargs)` in them first.
-    """
-
-    def __init__(
-        self,
-        processes: int,
-        initializer: Callable[..., object] | None = None,
-        initargs: Sequence[Any] = (),
-        backend: str | None = "gloo",
-    ):
-        self.size = processes
-        self._backend = backend
-        self._initializer = None
-        if initializer is not None:
-            self._initializer = functools.partial(initializer, *initargs)
-
-    def starmap(self, func: Callable[..., Any], iterable: Iterable[Sequence[Any]], chunksize: int = 1) -> list[Any]:
-        """Call `func(*arguments)` for each element, each in a rank of its own, and return the results."""
-        calls = [tuple(arguments) for arguments in iterable]
-        if len(calls) != self.size:
-            raise ValueError(f"starmap has {len(calls)} calls for {self.size} ranks: each rank runs one of them")
-        with tempfile.TemporaryDirectory() as folder:
-            size = checked_world_size(len(calls), "processes")
-            _spawn(_call_for_result, size, (func, calls, self._initializer, folder), backend=self._backend)
-            files = [Path(folder, str(rank)) for rank in range(len(calls))]
-            return [pickle.loads(file.read_bytes()) for file in files]
-
-    def map(self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1) -> list[Any]:
-        return self.starmap(func, [(argument,) for argument in iterable])
-
-    def close(self) -> None:
-        """Do nothing: no process is left."""
-
-    join = terminate = close
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-def _call_for_result(
-    rank: int,
-    function: Callable[..., Any],
-    calls: list[tuple[Any, ...]],
-    initializer: Callable[[], object] | None,
-    folder: str,
-) -> None:
-    if initializer is not None:
-        initializer()
-    result = function(*calls[rank])
-    Path(folder, str(rank)).write_bytes(pickle.dumps(result))

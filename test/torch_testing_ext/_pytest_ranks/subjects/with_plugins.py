@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.ranks import DistributedFixture, spawn
+from torch_testing_ext.compat.deepspeed import DistributedFixture
+from torch_testing_ext.ranks import spawn
 
 
 def rank():

@@ -12,13 +12,10 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.ranks import (
-    MultiProcessTestBase,
-    Pool,
-    debug_launcher,
-    mp_spawn,
-    spawn,
-)
+from torch_testing_ext.compat.accelerate import debug_launcher
+from torch_testing_ext.compat.torch_multiprocessing import Pool, mp_spawn
+from torch_testing_ext.compat.torchrec import MultiProcessTestBase
+from torch_testing_ext.ranks import spawn
 
 
 def add_up(wanted: int) -> None:

@@ -1,11 +1,14 @@
-"""`DistributedTest` and `DistributedFixture`, with the names that DeepSpeed's tests use, for pytest.
+"""The base classes with DeepSpeed's names, as data: how many ranks, and what these begin with."""
 
-They only say what is wanted; our plugin for pytest reads it, and runs the tests and fixtures in ranks.
-"""
+from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
+
+from torch_testing_ext._process.launcher_variables import RENDEZVOUS
+from torch_testing_ext._testing.helpers.contexts import changed_environment
 
 
 class DistributedExec:
@@ -30,6 +33,11 @@ class DistributedExec:
     non_daemonic_procs: ClassVar[bool] = False
 
 
+def environment_of(cls: type[DistributedExec], world_size: int) -> dict[str, str | None]:
+    """The changes of the environment that a class asks for; None removes a variable."""
+    return {"LOCAL_SIZE": str(world_size)} if cls.set_dist_env else dict.fromkeys(RENDEZVOUS)
+
+
 class DistributedTest(DistributedExec):
     """Base of test classes for pytest whose methods run in `world_size` ranks: a number, or a list of them."""
 
@@ -43,6 +51,13 @@ class DistributedTest(DistributedExec):
             name = request.cls.__name__
             pytest.fail(f"{name} needs the plugin of torch_testing_ext, which runs it in ranks", pytrace=False)
         return tmpdir_factory.mktemp(request.cls.__name__)
+
+    @pytest.fixture(autouse=True)
+    @staticmethod
+    def _environment_of_rank(request: Any, ranks: Any) -> Iterator[None]:
+        variables = {} if ranks is None else environment_of(request.cls, ranks.world_size)
+        with changed_environment(**variables):
+            yield
 
     def __call__(self, request: Any) -> None:
         """Run the current test, for a hook in a conftest that runs such classes by calling them."""

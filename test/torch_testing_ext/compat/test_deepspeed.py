@@ -14,14 +14,14 @@ HEAD = """
 import os
 import pytest, torch
 import torch.distributed as dist
-from torch_testing_ext.ranks import DistributedFixture, DistributedTest
+from torch_testing_ext.compat.deepspeed import DistributedFixture, DistributedTest
 
 def size():
     return int(os.environ["WORLD_SIZE"])
 """
 # The conftest of a project that has always called such classes itself.
-CONFTEST = subject(__file__, "exec_classes_conftest.py")
-SUBJECT = subject(__file__, "exec_classes.py")
+CONFTEST = subject(__file__, "deepspeed_conftest.py")
+SUBJECT = subject(__file__, "deepspeed_classes.py")
 MODEL = {
     "TestDefault.test_group": ("passed", ""),
     "TestDefault.test_fails_in_one_rank": ("failed", "rank 1 of 2 failed"),
@@ -101,10 +101,10 @@ REFUSED = {
 
 
 # In place of the package: what it makes is known as made by it, and a class or mark says otherwise.
-OF_DEEPSPEED = subject(__file__, "exec_classes_of_deepspeed.py")
+OF_DEEPSPEED = subject(__file__, "deepspeed_imported.py")
 
 
-class ExecClassesTest(PytestCase):
+class DeepspeedTest(PytestCase):
     run_of_subject: PytestRun
 
     @classmethod
@@ -132,7 +132,7 @@ class ExecClassesTest(PytestCase):
 
     @pytest.mark.slow
     def test_refused(self) -> None:
-        head = "import pytest\nfrom torch_testing_ext.ranks import DistributedFixture, DistributedTest\n"
+        head = "import pytest\nfrom torch_testing_ext.compat.deepspeed import DistributedFixture, DistributedTest\n"
         run = run_pytest({f"test_{name}.py": f"{head}{body}\n" for name, (body, _) in REFUSED.items()})
         self.assertEqual(run.code, 1, run.text)
         for name, (_, text) in REFUSED.items():

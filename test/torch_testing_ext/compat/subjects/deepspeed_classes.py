@@ -3,7 +3,7 @@ import os
 import pytest
 import torch.distributed as dist
 
-from torch_testing_ext.ranks import DistributedFixture, DistributedTest
+from torch_testing_ext.compat.deepspeed import DistributedFixture, DistributedTest
 
 
 def size():

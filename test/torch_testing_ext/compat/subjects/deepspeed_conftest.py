@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from torch_testing_ext.ranks import DistributedFixture
+from torch_testing_ext.compat.deepspeed import DistributedFixture
 
 
 @pytest.hookimpl(tryfirst=True)
