@@ -16,6 +16,7 @@ from .signals import signal_group, signal_name
 FOR_HELPERS = 0.1
 # Before SIGKILL.
 AFTER_SIGTERM = 0.2
+SIGTERM_DID_NOT_END_IT = f"SIGTERM did not end it in {AFTER_SIGTERM} s, SIGKILL did"
 
 
 def reap() -> Iterator[tuple[int, int]]:

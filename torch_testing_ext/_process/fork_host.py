@@ -8,7 +8,7 @@ what order they are ended.
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
 
@@ -128,16 +128,18 @@ class ForkHost(Generic[Received, SomeChild]):
         if left and grace:
             ends.wait_until_gone(left, grace)
             left = self.leftovers(child)
-        descriptions = tuple(self.describe(pid) for pid in left if not system.is_ending(pid))
-        self.kill_leftovers(child, left)
-        return descriptions
+        descriptions = {pid: self.describe(pid) for pid in left if not system.is_ending(pid)}
+        for pid in self.kill_leftovers(child, left):
+            if pid in descriptions:
+                descriptions[pid] += f" ({ends.SIGTERM_DID_NOT_END_IT})"
+        return tuple(descriptions.values())
 
     def describe(self, pid: int) -> str:
         """Describe a process that was left running."""
         return system.describe(pid)
 
-    def kill_leftovers(self, child: SomeChild, left: list[int]) -> None:
-        """End what a child has left running."""
+    def kill_leftovers(self, child: SomeChild, left: list[int]) -> Sequence[int]:
+        """End what a child has left running. Returns the processes that SIGTERM did not end, if they got it."""
         raise NotImplementedError
 
     def end_all(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -521,12 +521,13 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             left += [pid for pid in self.adopted() if pid not in left]
         return left
 
-    def kill_leftovers(self, child: _Rank, left: list[int]) -> None:
+    def kill_leftovers(self, child: _Rank, left: list[int]) -> Sequence[int]:
         for pid in left:
             signal_group(pid, signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         ends.wait_until_gone(left)
+        return ()
 
     # -- work while there is nothing else to do
 

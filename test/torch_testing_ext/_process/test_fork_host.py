@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -76,10 +76,11 @@ class Sleepers(ForkHost[Begin | KillAll, Child]):
     def on_end(self, child: Child, end: Exit) -> None:
         self.client.send(Over(child.number, end))
 
-    def kill_leftovers(self, child: Child, left: list[int]) -> None:
+    def kill_leftovers(self, child: Child, left: list[int]) -> Sequence[int]:
         for pid in left:
             signal_group(pid, signal.SIGKILL)
         wait_until_gone(left)
+        return ()
 
 
 class TestForkHost(unittest.TestCase):

@@ -121,11 +121,19 @@ class TestLeaks(TestCase):
         ran = PROJECT.run(file)
         self.assertEqual(
             ran.outcomes,
-            {"test_leaks": "leaked", "test_leaks_a_fork": "leaked", "test_has_a_helper_that_ends": "passed"},
+            {
+                "test_leaks": "leaked",
+                "test_leaks_a_fork": "leaked",
+                "test_leaks_what_ignores_sigterm": "leaked",
+                "test_has_a_helper_that_ends": "passed",
+            },
         )
         self.assertIn("sleep 1000", ran["test_leaks"].said)
         self.assertIn("a fork of the test's process", ran["test_leaks_a_fork"].said)
-        for name in ("test_leaks", "test_leaks_a_fork"):
+        ignored = "SIGTERM did not end it in 0.2 s, SIGKILL did"
+        self.assertIn(ignored, ran["test_leaks_what_ignores_sigterm"].said)
+        self.assertNotIn(ignored, ran["test_leaks"].said)
+        for name in ("test_leaks", "test_leaks_a_fork", "test_leaks_what_ignores_sigterm"):
             self.assertFalse(is_alive(int(ran[name].output)))
 
     def test_a_run_leaves_no_descriptors_processes_or_folders(self):

@@ -105,6 +105,13 @@ class TestOneTest(TestCase):
             with self.subTest(messages=messages, end=end):
                 self.assertEqual(outcomes(log_of(*messages), end), ({0: outcome}, []))
 
+    def test_a_timeout_says_whether_sigterm_was_enough(self):
+        for messages in ((began(0),), (), (began(0), ended(0))):
+            for code, says in ((-15, "; it was terminated"), (-9, "; SIGTERM did not end it in 0.2 s, SIGKILL did")):
+                with self.subTest(messages=messages, code=code):
+                    (result,), _ = log_of(*messages).finish(WorkerExit(EndCause.DEADLINE, 9.0, code))
+                    self.assertIn(says, result.attempt.said)
+
     def test_ended_for_the_memory_of_the_node(self):
         """Only the test that was hit runs again: it is the one that is marked."""
         log = log_of(began(0), ended(0), began(1), tests=3)

@@ -7,12 +7,13 @@ process, file or clock.
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_testing_ext._collectives.failure import FailureView, combined
-from torch_testing_ext._process.ends import describe_exit
+from torch_testing_ext._process.ends import SIGTERM_DID_NOT_END_IT, describe_exit
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.runner.model import (
     COUNTS_AS,
@@ -252,12 +253,13 @@ class UnitLog:
         into = ""
         if what is not None and says_where:
             into = f" {seconds:.1f} s into {what}" if what else " before its first test"
+        terminated = SIGTERM_DID_NOT_END_IT if end.code == -signal.SIGKILL else "it was terminated"
         match end.cause:
             case EndCause.DEADLINE if what is None:
-                return TestOutcome.TIMEOUT, "its process did not end; it was terminated"
+                return TestOutcome.TIMEOUT, f"its process did not end; {terminated}"
             case EndCause.DEADLINE:
                 when = f"{what} timed out after {seconds:.1f} s" if what else f"timed out after {seconds:.1f} s,{into}"
-                return TestOutcome.TIMEOUT, f"{when}; it was terminated"
+                return TestOutcome.TIMEOUT, f"{when}; {terminated}"
             case EndCause.LOST:
                 return TestOutcome.CRASHED, f"{it} was terminated{into}, because {end.lost}"
             case EndCause.MEMORY:

@@ -124,12 +124,14 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
     def describe(self, pid: int) -> str:
         return describe(pid)
 
-    def kill_leftovers(self, child: Child, left: list[int]) -> None:
+    def kill_leftovers(self, child: Child, left: list[int]) -> Sequence[int]:
         """End the processes that are still running: SIGTERM, then SIGKILL."""
         for pid in left:
             signal_group(pid, signal.SIGTERM)
         ends.wait_until_gone(left, ends.AFTER_SIGTERM)
+        survivors = [pid for pid in left if not system.is_ending(pid)]
         ends.end_children()
+        return survivors
 
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
