@@ -18,7 +18,7 @@ _LONGEST = 1e6
 
 
 class Timer:
-    """A call that is due at a time of time.monotonic(), unless it is cancelled before."""
+    """A call that is due at a time of the loop's clock, unless it is cancelled before."""
 
     def __init__(self, at: float, call: Callable[[], object]):
         self.at = at
@@ -32,7 +32,8 @@ class Timer:
 class EventLoop:
     """Calls back when a descriptor becomes readable or a timer is due, one callback at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self.clock = clock
         self._selector = _Selector()
         self._timers: list[Timer] = []
         self._idle: deque[Callable[[], object]] = deque()
@@ -62,14 +63,14 @@ class EventLoop:
             self._selector.unregister(source)
 
     def at(self, moment: float, call: Callable[[], object]) -> Timer:
-        """Call once when time.monotonic() has reached `moment`."""
+        """Call once when the clock has reached `moment`."""
         timer = Timer(moment, call)
         self._timers.append(timer)
         return timer
 
     def after(self, seconds: float, call: Callable[[], object]) -> Timer:
         """Call once when that many seconds have passed."""
-        return self.at(time.monotonic() + seconds, call)
+        return self.at(self.clock() + seconds, call)
 
     def when_idle(self, call: Callable[[], object]) -> None:
         """Call once when nothing else is to be done; in the order of the requests, one at a time."""
@@ -80,7 +81,7 @@ class EventLoop:
 
     def step(self, until: float | None = None) -> bool:
         """Wait for the next event and call back. Returns False if the time `until` came first."""
-        ready = self._selector.select(self._seconds_until(until))
+        ready = self.wait(self._seconds_until(until))
         for key, _ in ready:
             # A callback before this one may have stopped listening to the descriptor.
             if self._selector.get_map().get(key.fd) is key:
@@ -92,6 +93,10 @@ class EventLoop:
             return True
         return happened
 
+    def wait(self, seconds: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait so long for sources that are readable, or without an end, and return them."""
+        return self._selector.select(seconds)
+
     def _seconds_until(self, until: float | None) -> float | None:
         if self._idle:
             return 0.0
@@ -101,11 +106,11 @@ class EventLoop:
             moments.append(until)
         if not moments:
             return None
-        seconds = min(moments) - time.monotonic()
+        seconds = min(moments) - self.clock()
         return min(max(0.0, seconds), _LONGEST)
 
     def _call_due_timers(self) -> bool:
-        now = time.monotonic()
+        now = self.clock()
         due = [timer for timer in self._timers if timer.at <= now and not timer.cancelled]
         self._timers = [timer for timer in self._timers if timer.at > now]
         for timer in sorted(due, key=lambda timer: timer.at):

@@ -13,6 +13,8 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
+from kit.jumping_loop import JumpingLoop
+
 from torch_testing_ext._process import ends, files, logs, sessions, signals, system
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.event_loop import EventLoop, wait_readable
@@ -55,6 +57,18 @@ class TestEventLoop(unittest.TestCase):
         self.loop.at(now - 2, later.cancel)
         self.loop.step()
         self.assertEqual(self.seen, [])
+
+    def test_timers_follow_its_clock(self) -> None:
+        loop = JumpingLoop.of(self)
+        for seconds in (100.0, 0.1, 1e-9):
+            loop.after(seconds, lambda seconds=seconds: self.seen.append(str(seconds)))
+        loop.listen(self.reading, lambda: self.seen.append(os.read(self.reading, 9).decode()))
+        os.write(self.writing, b"first")
+        loop.run_for(99.0)
+        self.assertEqual(self.seen, ["first", "1e-09", "0.1"])
+        loop.step()
+        self.assertEqual(self.seen[3:], ["100.0"])
+        self.assertAlmostEqual(loop.now, 1100.0)
 
     def test_a_timer_wakes_the_loop(self) -> None:
         self.loop.after(0.01, lambda: self.seen.append("called"))

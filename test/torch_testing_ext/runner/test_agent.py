@@ -10,20 +10,22 @@ import time
 import types
 import unittest
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 from kit.agents import AGENT, Nodes, prepare_for
 from kit.files import subject
+from kit.jumping_loop import JumpingLoop
 from kit.processes import clean_environ, descendants, is_alive
 from kit.warm import start_agent
 
-from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster import cluster_nodes
 from torch_testing_ext.runner.cluster.agent_messages import (
+    HEARTBEAT,
+    MOST_MISSING,
+    AgentAlive,
     AgentHello,
     AllFilesSent,
     BeganInUnit,
@@ -259,8 +261,7 @@ class SlowReaderTest(unittest.TestCase):
     """An agent that does not read: it is stopped, or what carries its bytes is."""
 
     def setUp(self):
-        self.loop = EventLoop()
-        self.addCleanup(self.loop.close)
+        self.loop = JumpingLoop.of(self)
         self.nodes = ClusterNodes(CommandLauncher({}, None, None, {}), NodeLeases(), self.loop, lambda text: None)
         ours, self.theirs = socket.socketpair()
         self.addCleanup(self.theirs.close)
@@ -289,8 +290,7 @@ class SlowReaderTest(unittest.TestCase):
         lost = []
         listener = types.SimpleNamespace(unit_lost=lambda unit, rest, why: lost.append((rest, why)))
         self.node.run(RunUnit(Unit(7, (Test(TestId("f", "T", "x")),)), Lease(slots=(0,)), 0), listener)
-        with mock.patch.object(cluster_nodes, "HURRY_TIMEOUT", 0.01):
-            self.nodes.hurry()
+        self.nodes.hurry()
         while not lost:
             self.loop.step()
         self.assertEqual(lost, [([0], "node a was lost: its units have not ended although they were killed")])
@@ -315,18 +315,19 @@ class StatesOfNodesTest(unittest.TestCase):
     """Nodes without processes: two sockets for each."""
 
     def setUp(self):
-        self.loop = EventLoop()
-        self.addCleanup(self.loop.close)
+        self.loop = JumpingLoop.of(self)
         self.launcher, self.leases = LendingLauncher(), NodeLeases()
         self.nodes = ClusterNodes(self.launcher, self.leases, self.loop, lambda text: None)
         # Each node has a thread, with which later tests cannot fork.
         self.addCleanup(self.nodes.close)
         self.streams = {}
+        self.nodes.open()
 
     def join(self, *names, ready=True):
         for name in names:
             ours, self.streams[name] = socket.socketpair()
             self.addCleanup(self.streams[name].close)
+            self.streams[name].sendall(to_line(AgentHello(facts_of_machine(), 1, 0.0)))
             self.nodes.join(JoiningNode(name, ours, prepare_for("/"), lambda: ""))
             if ready:
                 self.nodes.node_is_ready(self.nodes.remote(name), NodeReady(None, (), 0, False, 1, "2"))
@@ -335,11 +336,22 @@ class StatesOfNodesTest(unittest.TestCase):
         unit = Unit(7, (Test(TestId("f", "T", "x")),))
         return self.nodes.remote(name).run(RunUnit(unit, Lease(slots=(0,)), 0), types.SimpleNamespace())
 
-    def beat(self, times):
+    def beat(self, times, silent=()):
+        """Let so many heartbeats pass, in which all agents but the silent ones give a sign of life."""
         for _ in range(times):
-            for node in self.nodes._nodes.values():
-                node._missing = 0
-            self.nodes._tick()
+            for name, stream in self.streams.items():
+                if name not in silent:
+                    with contextlib.suppress(OSError):  # of a node that was given back
+                        stream.sendall(to_line(AgentAlive(0.0)))
+            self.loop.run_for(HEARTBEAT)
+
+    def test_a_node_that_gives_no_sign_of_life_is_lost(self):
+        self.join("a", "b")
+        self.beat(MOST_MISSING, silent="b")
+        self.assertEqual("".join(self.nodes.ready), "ab")
+        self.beat(2, silent="b")
+        self.assertEqual("".join(self.nodes.ready), "a")
+        self.assertIn(("release", "b"), self.launcher.said)
 
     def test_a_node_without_work_is_given_back(self):
         self.join("a", "b", "c", ready=True)

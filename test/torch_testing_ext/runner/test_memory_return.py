@@ -12,17 +12,19 @@ from unittest import mock
 import pytest
 from kit.files import subject
 from kit.invented import make_attempt, make_test
+from kit.jumping_loop import JumpingLoop
 from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
 from torch_testing_ext._process import notes, system
-from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch import verdict
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.memory_return import (
+    LOOK_AT_MEMORY,
     MEMORY_MARGIN,
+    MEMORY_TIMEOUT,
     HeldDevice,
     MemoryReturn,
     describe_process,
@@ -68,15 +70,14 @@ class FakeNvml:
 
 class MemoryReturnTest(unittest.TestCase):
     def setUp(self):
-        self.loop = EventLoop()
-        self.addCleanup(self.loop.close)
+        self.loop = JumpingLoop.of(self)
         self.warnings = []
 
-    def after_lease(self, *answers, timeout=60.0, names=("a",), ours=()):
+    def after_lease(self, *answers, names=("a",), ours=()):
         """The answers to a lease of these devices that has ended. The first answer of NVML is the baseline."""
         nvml = FakeNvml(*answers)
         uuids = {"a": "GPU-a", "b": "GPU-b"}
-        memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append, timeout)
+        memory = MemoryReturn(self.loop, nvml, uuids, self.warnings.append)
         memory.is_ours = lambda pid: pid in ours
         found = []
         memory.leased(names)
@@ -96,11 +97,15 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_never_back(self):
         after = Usage(3 * GIB, (GpuProcess(1), GpuProcess(2**22 + 7)))
-        (held,), _ = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after}, timeout=0.0)
+        began = self.loop.now
+        (held,), asked = self.after_lease({"GPU-a": Usage(GIB, (GpuProcess(1),))}, {"GPU-a": after})
+        # The baseline, then every 0.2 s for 10 s.
+        self.assertAlmostEqual(self.loop.now - began, MEMORY_TIMEOUT, delta=LOOK_AT_MEMORY)
+        self.assertAlmostEqual(asked, 2 + MEMORY_TIMEOUT / LOOK_AT_MEMORY, delta=1)
         holder = describe_process(2**22 + 7)
         self.assertEqual(
             str(held),
-            f"device a still had 2.0 GiB more in use than before (held by {holder}) 0 s after its test ended",
+            f"device a still had 2.0 GiB more in use than before (held by {holder}) 10 s after its test ended",
         )
 
     def test_what_others_take(self):
@@ -117,7 +122,7 @@ class MemoryReturnTest(unittest.TestCase):
         holders = f"{describe_process(notebook)}, {describe_process(server)}"
         taken = f"device a: other programs have taken 3.0 GiB of its memory during a test: {holders}"
         self.assertEqual(self.warnings, [taken])
-        (held,), _ = self.after_lease({"GPU-a": before}, after(GIB), timeout=0.0, ours=(test,))
+        (held,), _ = self.after_lease({"GPU-a": before}, after(GIB), ours=(test,))
         self.assertIn("still had 1.0 GiB more in use than before", str(held))
 
     def test_numbers_that_do_not_tell_whose_they_are(self):
@@ -131,7 +136,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_only_the_device_that_is_held(self):
         before, after = {"GPU-a": 0, "GPU-b": 0}, {"GPU-a": 0, "GPU-b": GIB}
-        (held,), _ = self.after_lease(before, after, timeout=0.0, names=("a", "b"))
+        (held,), _ = self.after_lease(before, after, names=("a", "b"))
         self.assertEqual(held.name, "b")
 
     def test_nvml_fails_in_between(self):
@@ -154,7 +159,7 @@ class MemoryReturnTest(unittest.TestCase):
 
     def test_the_last_of_several_units_on_a_device_counts(self):
         nvml = FakeNvml({"GPU-a": 0}, {"GPU-a": GIB})
-        memory, found = MemoryReturn(self.loop, nvml, {"a": "GPU-a"}, timeout=0.0), []
+        memory, found = MemoryReturn(self.loop, nvml, {"a": "GPU-a"}), []
         memory.leased(("a",))
         memory.leased(("a",))
         self.assertEqual(nvml.asked, 1)

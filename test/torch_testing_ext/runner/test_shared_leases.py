@@ -9,6 +9,7 @@ import unittest
 from pathlib import Path
 
 import pytest
+from kit.jumping_loop import JumpingLoop
 from kit.runs import RunsCase
 from kit.with_accelerators import environ_of_accelerators
 
@@ -20,8 +21,7 @@ from torch_testing_ext._machine.machine_resources import (
     default_folder,
     leased_by_ancestors,
 )
-from torch_testing_ext._process.event_loop import EventLoop
-from torch_testing_ext.runner.engine.other_runs import OtherRuns
+from torch_testing_ext.runner.engine.other_runs import RESERVE_AFTER, OtherRuns
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import make_inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -304,14 +304,14 @@ class DeviceLocksTest(unittest.TestCase):
         locks = self.locks("a", "b")
         narrow, wide = (Leases(("na", "nb"), 1) for _ in range(2))
         other = OtherRuns(locks, narrow)
-        waiting = OtherRuns(self.locks("a", "b"), wide, reserve_after=-1.0)
-        loop = EventLoop()
-        self.addCleanup(loop.close)
+        waiting = OtherRuns(self.locks("a", "b"), wide)
+        loop = JumpingLoop.of(self)
         locks.acquire("na")
         for _ in range(2):  # the second time, it has waited
             with waiting.choosing(wanted=True):
                 self.assertEqual(wide.free_devices, 1)
             waiting.wait(True, loop)
+            loop.run_for(RESERVE_AFTER + 0.1)
         self.assertTrue(waiting.are_awaited)
         locks.release("na")
         with other.choosing(wanted=True):

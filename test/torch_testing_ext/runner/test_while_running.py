@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 from kit.files import subject
+from kit.jumping_loop import JumpingLoop
 from kit.processes import heed_ctrl_c
 from kit.project import Project
 from kit.runs import RunsCase
@@ -17,7 +18,7 @@ from kit.runs import RunsCase
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine.running_unit import Deadlines
+from torch_testing_ext.runner.engine.running_unit import SUPERVISOR_TIMEOUT, Deadlines
 from torch_testing_ext.runner.options import Options
 
 HANGS = subject(__file__, "hangs.py")
@@ -127,17 +128,45 @@ class DeadlineTest(TestCase):
     def test_the_next_test_is_not_ended_for_the_one_before(self):
         """That one ends while its stacks are taken, which takes time."""
         for has_ended in (False, True):
-            loop, ask_for_stacks, end = mock.Mock(), mock.Mock(), mock.Mock()
+            loop, ask_for_stacks, end = JumpingLoop.of(self), mock.Mock(), mock.Mock()
             deadlines = Deadlines(loop, Options(), ask_for_stacks, end)
             deadlines.begin(5.0)
-            on_timeout = loop.after.call_args.args[1]
-            on_timeout()
-            ends = [ask_for_stacks.call_args.args[0], loop.after.call_args.args[1]]
+            loop.run_for(5.1)
+            answer = ask_for_stacks.call_args.args[0]
             if has_ended:
-                deadlines.begin(5.0)  # as when the next test begins
-            ends[0]("stacks")
-            ends[1]()
+                deadlines.begin(1000.0)  # as when the next test begins
+            answer("stacks")
+            loop.run_for(SUPERVISOR_TIMEOUT + 1)
             self.assertEqual(end.called, not has_ended)
+
+    def test_it_ends_without_stacks(self):
+        loop, ask_for_stacks, end = JumpingLoop.of(self), mock.Mock(), mock.Mock()
+        Deadlines(loop, Options(), ask_for_stacks, end).begin(5.0)
+        loop.run_for(4.9)
+        self.assertFalse(ask_for_stacks.called)
+        loop.run_for(SUPERVISOR_TIMEOUT)
+        self.assertTrue(ask_for_stacks.called)
+        self.assertFalse(end.called)
+        loop.run_for(0.2)
+        self.assertTrue(end.called)
+
+    def test_a_slow_test(self):
+        loop, when_slow, end = JumpingLoop.of(self), mock.Mock(), mock.Mock()
+        deadlines = Deadlines(loop, Options(slow_after=3.0), mock.Mock(), end)
+        deadlines.begin(5.0, when_slow)
+        loop.run_for(2.9)
+        self.assertFalse(when_slow.called)
+        loop.run_for(0.2)
+        self.assertTrue(when_slow.called)
+        deadlines.close()
+        loop.run_for(100.0)
+        self.assertFalse(end.called)
+
+    def test_none_under_a_debugger(self):
+        loop, ask_for_stacks = JumpingLoop.of(self), mock.Mock()
+        Deadlines(loop, Options(pdb=True), ask_for_stacks, mock.Mock()).begin(5.0)
+        loop.run_for(1000.0)
+        self.assertFalse(ask_for_stacks.called)
 
 
 @pytest.mark.slow

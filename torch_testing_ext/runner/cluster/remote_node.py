@@ -176,7 +176,7 @@ class RemoteNode:
 
     def _see_clock(self, at: float) -> None:
         """The message that took the least time tells the offset best."""
-        self.offset = min(self.offset, time.monotonic() - at)
+        self.offset = min(self.offset, self._loop.clock() - at)
 
 
 @dataclass(eq=False)

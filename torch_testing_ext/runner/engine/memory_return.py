@@ -4,7 +4,6 @@ The driver frees the memory of a killed process a moment after its end. If it do
 would have too little memory: the device is not used again in this run, and the report names what holds its memory.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,7 +99,7 @@ class MemoryReturn:
             then(())
             return
         held_names = tuple(device.name for device in held)
-        waiting = _Waiting(held_names, then, time.monotonic() + self.timeout)
+        waiting = _Waiting(held_names, then, self.loop.clock() + self.timeout)
         self._waiting.append(waiting)
         self.loop.after(LOOK_AT_MEMORY, lambda: self._look_again(waiting))
 
@@ -108,7 +107,7 @@ class MemoryReturn:
         if waiting not in self._waiting:
             return
         held = self._held(waiting.names)
-        if held and time.monotonic() < waiting.until:
+        if held and self.loop.clock() < waiting.until:
             self.loop.after(LOOK_AT_MEMORY, lambda: self._look_again(waiting))
             return
         self._waiting.remove(waiting)

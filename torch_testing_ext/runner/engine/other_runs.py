@@ -1,10 +1,9 @@
 """Other runs on this machine that use the same devices: locks of files keep the leases of all of them apart."""
 
 import random
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch_testing_ext._machine.machine_resources import DeviceLocks
 from torch_testing_ext._process.event_loop import EventLoop, Timer
@@ -24,14 +23,15 @@ RESERVE_AFTER = 2.0
 class _Wait:
     """The wait of a unit for devices that other runs have."""
 
-    since: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float]
+    since: float
     retry: Timer | None = None
     # The other runs that the user knows of.
     reported: tuple[str, ...] | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.since
+        return self.clock() - self.since
 
 
 @dataclass
@@ -40,8 +40,6 @@ class OtherRuns:
 
     locks: DeviceLocks
     leases: Leases
-    # Seconds of waiting after which devices are reserved.
-    reserve_after: float = RESERVE_AFTER
     # Devices that other runs had when this run tried to get them last.
     _elsewhere: tuple[str, ...] = ()
     _wait: _Wait | None = None
@@ -72,7 +70,7 @@ class OtherRuns:
 
     def _end_choice(self, started: bool) -> None:
         """`started`: whether a unit has got devices, so that the reservation has served its purpose."""
-        is_urgent = self._wait is not None and self._wait.seconds > self.reserve_after
+        is_urgent = self._wait is not None and self._wait.seconds > RESERVE_AFTER
         if started:
             self._wait = None
         elif is_urgent and self._elsewhere and self.locks.reserve():
@@ -98,8 +96,8 @@ class OtherRuns:
             self._wait = None
             return None
         if self._wait is None:
-            self._wait = _Wait()
-        if self._wait.retry is None or self._wait.retry.at <= time.monotonic():
+            self._wait = _Wait(loop.clock, loop.clock())
+        if self._wait.retry is None or self._wait.retry.at <= loop.clock():
             # It is enough to wake the loop: whatever happens, units are dispatched then.
             self._wait.retry = loop.after(random.uniform(*RETRY_INTERVAL), lambda: None)
         owners = self._owners()
