@@ -14,14 +14,12 @@ from torch_testing_ext._machine.machine_resources import (
     retry_on_connect_failures as retry_on_connect_failures,
 )
 from torch_testing_ext._testing.bases import ranked_test_case as _ranked_test_case
-from torch_testing_ext._testing.bases.continuous import (
-    GlobalStateWarning as GlobalStateWarning,
-    MultiProcContinuousTest as MultiProcContinuousTest,
-)
+from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import (
     DistributedTestBase as DistributedTestBase,
     run_subtests as run_subtests,
 )
+from torch_testing_ext._testing.bases.global_state import GlobalStateWarning as GlobalStateWarning
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import (
     MultiThreadedTestCase as MultiThreadedTestCase,

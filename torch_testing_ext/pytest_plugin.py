@@ -236,10 +236,7 @@ def _run_in_worlds(config: pytest.Config) -> None:
 
         if this_launch() is not None:
             raise pytest.UsageError(f"{_WORLD} starts its ranks itself: run pytest without a launcher")
-    from torch_testing_ext._testing.bases import tests_in_worlds
-
     os.environ["_TORCH_TESTING_EXT_WORLD"] = str(config.getoption(_WORLD))
-    tests_in_worlds.install()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -419,12 +416,12 @@ def pytest_runtest_setup(item: Any) -> None:
 
 def _require_ranks(item: Any) -> None:
     """Skip a test that cannot run in a whole world, since it has no ranks."""
-    from torch_testing_ext._testing.bases import tests_in_worlds
+    from torch_testing_ext._testing.bases import world_ranks
     from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 
     cls = getattr(item, "cls", None)
     if not (isinstance(cls, type) and issubclass(cls, RankedTestCase)):
-        tests_in_worlds.require_ranks(None, getattr(item, "function", None))
+        world_ranks.require_ranks(None, getattr(item, "function", None))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

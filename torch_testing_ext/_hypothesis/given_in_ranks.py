@@ -9,7 +9,8 @@ from typing import Any
 
 import hypothesis
 
-from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, ProcessRanksTestCase
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
+from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 
 from . import hypothesis_internals

@@ -1,13 +1,15 @@
-"""The parent's side of a marked test: leases, forks, shared ranks, the verdict."""
+"""The parent's side of a marked test: fixtures, forks, the common verdict of its ranks.
+
+Fixtures that need nothing of ranks are set up here, and ranks inherit them. The fork server is forked off this
+process for each test, when all of that has happened, and ends with the test.
+"""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,34 +23,28 @@ from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._testing.bases import groups_and_devices, invocation, launched_ranks, ranked_test_case
+from torch_testing_ext._testing.bases import invocation, launched_ranks, ranked_test_case
+from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
-from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports, job_for_test
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.marks.settings_of_tests import LAUNCHED, kinds_on, may_differ, say_not_drilled
-from torch_testing_ext.faults import FaultPlan, Sweep
-from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.aspects.output import print_leftovers
-from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
-from torch_testing_ext.launch.in_rank import Sanitize
-from torch_testing_ext.launch.persistent_ranks import PersistentRanks
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext.launch import environment, session
+from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, ProcessHost, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch.kept_ranks import KeptRanks
 from torch_testing_ext.launch.rank_watch import RankEvidence
 
 from . import item_in_rank, pytest_internals
-from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_item, plan_of_run, rank_side, scope_node
+from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_run, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
-# --------------------------------------------------------------------------------------------------------------------
-# The accelerators of one test, which no other test has at the same time.
+# Keeps these frames out of pytest's tracebacks.
+__tracebackhide__ = True
 
 
-def leased_devices(
-    config: Any, name: str, ranks: int, fake: Sequence[str] = ()
-) -> AbstractContextManager[dict[str, str]]:
-    """Lease devices for these ranks of a test. If the folder of locks cannot be used, one of this session serves."""
+def need_of_devices(config: Any, name: str, ranks: int) -> DeviceNeed:
+    """The devices for these ranks of a test. If the folder of locks cannot be used, one of this session serves."""
     owner = f"pid {os.getpid()}: pytest, {name}"
-    return groups_and_devices.leased_devices(ranks, owner, lambda: _folder_of_session(config), fake)
+    return DeviceNeed(ranks, owner=owner, other_folder=lambda: _folder_of_session(config))
 
 
 def _folder_of_session(config: Any) -> Path:
@@ -57,102 +53,6 @@ def _folder_of_session(config: Any) -> Path:
     is_worker = hasattr(config, "workerinput")
     shared = base.parent if is_worker else base
     return shared / "torch_testing_ext-leases"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Ranks that the tests of a class or module share, by `scope` in the mark: each test is a task of persistent ranks.
-#
-# They are forked when the first of the tests is called, and dismissed with the last fixtures of the class or module.
-# All fixtures of these tests are set up in the ranks, where those of a wider scope outlive a test. A test that fails
-# ends the ranks; the next one has others.
-
-# Seconds for idle ranks to tear their fixtures down and exit.
-LEAVE_TIMEOUT = 10.0
-
-_GROUPS: pytest.StashKey[dict[RankSpec, SharedRanks]] = pytest.StashKey()
-
-
-class SharedRanks:
-    """The ranks of one class or module, for tests with equal marks."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.directory = Path()
-        self._ranks: PersistentRanks | None = None
-        # Addresses and devices that the ranks have.
-        self._resources = ExitStack()
-
-    @classmethod
-    def of(cls, item: Any, spec: RankSpec) -> SharedRanks:
-        """The ranks of a test, which end with the fixtures of its class or module."""
-        node = scope_node(item, spec)
-        groups: dict[RankSpec, SharedRanks] = node.stash.setdefault(_GROUPS, {})
-        if spec not in groups:
-            groups[spec] = cls(node.nodeid)
-            node.addfinalizer(lambda: groups.pop(spec).dismiss())
-        return groups[spec]
-
-    def start(self, make_job: Callable[[Path, ExitStack], launch.Job], test: item_in_rank.RankTest) -> None:
-        """Start the ranks, if they are not there or not complete."""
-        if self._ranks is not None and (self._ranks.is_over or not self._ranks.is_complete()):
-            self.dismiss()
-        if self._ranks is None:
-            self.directory = launch.new_directory(self.name)
-            try:
-                self._ranks = PersistentRanks(make_job(self.directory, self._resources), test)
-            except BaseException:
-                self._discard()
-                raise
-
-    def run(
-        self, item: Any, timeout: float | None, expected: launch.Expected, sanitize: Sanitize, directory: Path
-    ) -> RankEvidence:
-        """Run a test in them. Their output during the test, and its log, are then in files of the directory."""
-        assert self._ranks is not None
-        try:
-            self._ranks.start(item.nodeid, sanitize)
-            result = self._ranks.watch(timeout, expected)
-        except BaseException:
-            # Ctrl-C, or the signal of pytest-timeout.
-            self._ranks.end()
-            raise
-        for report in result.reports:
-            (directory / f"rank{report.rank}.log").write_text(self._ranks.output(report.rank), "utf-8")
-            with suppress(OSError):
-                log = item_in_rank.log_file(self.directory, report.rank)
-                log.replace(item_in_rank.log_file(directory, report.rank))
-        return result
-
-    def dismiss(self) -> None:
-        """Let the ranks tear their fixtures down and exit. Raises what goes wrong then."""
-        ranks, self._ranks = self._ranks, None
-        if ranks is None:
-            return
-        try:
-            if ranks.is_over:
-                return
-            result = ranks.dismiss(LEAVE_TIMEOUT)
-            name = f"{self.name} (after {ranks.last.rpartition('::')[2]})"
-            print_leftovers(name, result.reports)
-            message = result.verdict(launch.Case(name)).message
-            if message:
-                raise RankError(message)
-        finally:
-            self._discard()
-
-    def _discard(self) -> None:
-        self._resources.close()
-        launch.discard(self.directory)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The parent's side of a marked test: it forks the ranks when the test is called, and raises their common verdict.
-#
-# Fixtures that need nothing of ranks are set up here, and ranks inherit them. The fork server is forked off this
-# process for each test, when all of that has happened, and ends with the test.
-
-# Keeps these frames out of pytest's tracebacks.
-__tracebackhide__ = True
 
 
 def set_up(item: Any, spec: RankSpec) -> RankSpec:
@@ -210,155 +110,195 @@ def where_ranks_run(folder: Path) -> str:
 
 def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
-    if launch.this_launch() is not None:
-        _run_in_place(item, spec)
-        return
-    chosen = environment.read_settings()
-    if chosen.world is not None:
-        _run_in_world(item, spec, chosen.world)
-        return
-    debug_rank = item_in_rank.rank_with_terminal(item.config, chosen.debug_rank, spec.world_size)
-    chosen = replace(chosen, debug_rank=debug_rank)
-    item_in_rank.skip_verdicts(item.config)
-    # Here, once: each rank would do it by itself.
-    for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
-        importlib.import_module(name)
-    planned = plan_of_run(item, spec.world_size)
-    if not isinstance(planned, Sweep):
-        _, verdict, xfails = _run_shown(item, spec, chosen, planned)
-        _raise(_name_of(item), verdict, xfails)
-        return
-    first = planned.recording
-    xfails = []
-
-    def run(plan: FaultPlan) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-        if plan != first:
-            return _run_with(item, spec, chosen, plan)
-        reports, verdict, xfails[:] = _run_shown(item, spec, chosen, plan)
-        return reports, verdict
-
-    verdict = launch.sweep_verdict(planned, run)
-    _raise(_name_of(item), verdict, xfails)
+    host = MarkedRanks(item, spec) if spec.scope == "function" else SharedRanks(item, spec)
+    if launch.this_launch() is None and environment.read_settings().world is None:
+        item_in_rank.skip_verdicts(item.config)
+        # Here, once: each rank would do it by itself.
+        for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
+            importlib.import_module(name)
+    verdict = session.run(host, _plan_of(item, spec))
+    _raise(_name_of(item), verdict, host.xfails)
 
 
-def _run_shown(
-    item: Any, spec: RankSpec, chosen: environment.Settings, plan: FaultPlan | None
-) -> tuple[Sequence[launch.RankReport], launch.Verdict, list[Any]]:
-    """Run a test, and add what its ranks have left to its report. Returns also what `xfail` says where they failed."""
-    directory = launch.new_directory(item.nodeid)
-    try:
-        reports, verdict = _run_and_judge(item, spec, directory, chosen, plan)
-        extras = [item_in_rank.read_extras(report.account) for report in reports]
-        _add_sections(item, directory, spec)
-        item.user_properties.extend(extras[0].properties)
-        rank_warnings.warn_again_of_ranks(reports)
-        if any(of_rank.has_quit for of_rank in extras):
-            item.session.shouldstop = "you quit the debugger"
-    finally:
-        launch.discard(directory)
-    if verdict.outcome is launch.Outcome.PASSED:
-        print_leftovers(_name_of(item), reports)
-    xfails = []
-    for report, of_rank in zip(reports, extras, strict=True):
-        if launch.failed_by_itself(report):
-            xfails.append(of_rank.xfail)
-    return reports, verdict, xfails
-
-
-def _run_in_world(item: Any, spec: RankSpec, size: int) -> None:
-    """Run a test as each rank of a whole world, without communication."""
-    from torch_testing_ext._testing.bases import tests_in_worlds
-
-    if spec.scope != "function":
-        raise tests_in_worlds.not_run(size, f"shares its ranks with the other tests of its {spec.scope}")
-    if plan_of_item(item) is not None:
-        raise tests_in_worlds.not_run(size, tests_in_worlds.HAS_FAULTS)
-    test = item_in_rank.RankTest(item, spec)
-    directory = launch.new_directory(item.nodeid)
-    try:
-        tests_in_worlds.run_in_world(item_in_rank.run_in_world, size, directory, test)
-    finally:
-        launch.discard(directory)
-
-
-def _run_with(
-    item: Any, spec: RankSpec, chosen: environment.Settings, plan: FaultPlan
-) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-    """Run a test with these faults of a sweep."""
-    directory = launch.new_directory(item.nodeid)
-    try:
-        return _run_and_judge(item, spec, directory, chosen, plan)
-    finally:
-        launch.discard(directory, of_fault=True)
-
-
-def _run_and_judge(
-    item: Any, spec: RankSpec, directory: Path, chosen: environment.Settings, plan: FaultPlan | None
-) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-    """Run a test in new ranks, or in those that it shares. Returns their reports and the common verdict."""
-    case = _case_of(item)
-    expected = launch.Expected(may_differ=_may_differ(item))
-    shared = SharedRanks.of(item, spec) if spec.scope != "function" else None
-    with ExitStack() as resources:
-        terminal = pytest_internals.live_terminal(item.config)
-        if terminal is not None:
-            resources.callback(os.close, terminal)
-        test = item_in_rank.RankTest(item, spec, debug_rank=chosen.debug_rank, terminal=terminal)
-        try:
-            with _terminal_for(item, chosen.debug_rank):
-                if shared is not None:
-                    shared.start(functools.partial(_job, item, spec, chosen, None, item_in_rank.run_shared), test)
-                else:
-                    job = _job(item, spec, chosen, plan, item_in_rank.run_in_rank, directory, resources)
-                    run = launch.launch_from_here(job, test)
-        except launch.CannotStart as error:
-            remedy = early_threads.explain_early_threads() or _REMEDIES
-            raise RankError(str(error) if error.is_refused else f"{error}\n\n{remedy}") from None
-        try:
-            timeout = _timeout(item, spec, chosen)
-            if shared is not None:
-                result = shared.run(item, timeout, expected, _sanitize(item, plan), directory)
-            else:
-                result = launch.watch(run, timeout, expected)
-        except pytest.fail.Exception as error:
-            # The signal of pytest-timeout raises this.
-            raise RankError(f"{error}\n\n{_ENDED}") from None
-    # Their output is in sections of the report.
-    reports = tuple(replace(report, output="") for report in result.reports)
-    return reports, replace(result, reports=reports).verdict(case)
-
-
-def _job(
-    item: Any,
-    spec: RankSpec,
-    chosen: environment.Settings,
-    plan: FaultPlan | None,
-    body: Callable[..., object],
-    directory: Path,
-    resources: ExitStack,
-) -> launch.Job:
-    """Make the job of ranks. They have their addresses and devices as long as `resources` is open."""
-    addresses = resources.enter_context(environment.leased_variables(spec.world_size))
-    shown = resources.enter_context(leased_devices(item.config, item.nodeid, spec.devices, chosen.fake_devices))
-    captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
-    return job_for_test(
-        body,
+def _plan_of(item: Any, spec: RankSpec) -> TestPlan:
+    timeout = spec.timeout or item.config.getoption("rank_timeout", None) or ranked_test_case.TIMEOUT_DEFAULT
+    return TestPlan(
+        _case_of(item),
         spec.world_size,
-        directory,
-        {**addresses, **shown},
-        chosen,
-        stream=chosen.stream or captures_nothing,
-        sanitize=_sanitize(item, plan),
-        expects_stops=UserTerminal.here().expects_stops(str(item.path)),
+        timeout,
+        launch.Expected(may_differ=may_differ(item.obj, item.cls)),
+        kinds_on(item.obj, item.cls),
+        plan_of_run(item, spec.world_size),
+        need_of_devices(item.config, item.nodeid, spec.devices),
+        folder=item.nodeid,
     )
 
 
-def _may_differ(item: Any) -> bool:
-    return may_differ(item.obj, item.cls)
+class _OfItem(Host):
+    """A host of a marked test."""
+
+    def __init__(self, item: Any, spec: RankSpec):
+        self.item = item
+        self.spec = spec
+        # Of each rank that failed by itself, the reason if that was expected.
+        self.xfails: list[str | None] = []
+
+    def in_world(self, size: int) -> Host:
+        from torch_testing_ext._testing.bases import world_ranks
+
+        if self.spec.scope != "function":
+            raise world_ranks.not_run(size, f"shares its ranks with the other tests of its {self.spec.scope}")
+        return world_ranks.WorldRanks(item_in_rank.run_in_world, item_in_rank.RankTest(self.item, self.spec))
+
+    def in_place(self) -> Host:
+        return _MarkedInPlace(self)
+
+    def refusal(self, what: str, why: str) -> Exception:
+        return RankError(f"{what}: {why}")
 
 
-def _sanitize(item: Any, plan: FaultPlan | None = None) -> Sanitize:
-    return sanitize_with(kinds_on(item.obj, item.cls)).with_faults(plan)
+class MarkedRanks(_OfItem, ProcessHost):
+    """The ranks of one marked test, forked off pytest's process when the test is called."""
+
+    kind = HostKind.INHERITING
+
+    def start(self, attempt: RankAttempt) -> None:
+        config = self.item.config
+        rank = item_in_rank.rank_with_terminal(config, attempt.debug_rank, self.spec.world_size)
+        attempt.debug_rank = self._debug_rank = rank
+        terminal = pytest_internals.live_terminal(config)
+        if terminal is not None:
+            attempt.resources.callback(os.close, terminal)
+        test = item_in_rank.RankTest(self.item, self.spec, debug_rank=rank, terminal=terminal)
+        try:
+            with _terminal_for(self.item, rank):
+                self.begin(attempt, test)
+        except launch.CannotStart as error:
+            remedy = early_threads.explain_early_threads() or _REMEDIES
+            raise RankError(str(error) if error.is_refused else f"{error}\n\n{remedy}") from None
+
+    def begin(self, attempt: RankAttempt, test: item_in_rank.RankTest) -> None:
+        """Start the ranks."""
+        self.run = launch.launch_from_here(self.job(attempt, item_in_rank.run_in_rank), test)
+
+    def job(self, attempt: RankAttempt, body: Callable[..., object]) -> launch.Job:
+        """Make the job of ranks with what pytest's options say of their output."""
+        item = self.item
+        captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
+        return attempt.job(
+            body,
+            stream=attempt.settings.stream or captures_nothing,
+            debug_rank=self._debug_rank,
+            expects_stops=UserTerminal.here().expects_stops(str(item.path)),
+        )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        try:
+            yield
+        except pytest.fail.Exception as error:
+            # The signal of pytest-timeout raises this.
+            raise RankError(f"{error}\n\n{_ENDED}") from None
+
+    def judge(self, attempt: RankAttempt) -> RanksEnd:
+        with self.watching():
+            evidence = self.watch(attempt)
+        # Their output is in sections of the report.
+        reports = tuple(replace(report, output="") for report in evidence.reports)
+        return RanksEnd(reports, replace(evidence, reports=reports).verdict(attempt.plan.case))
+
+    def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        """Add to the report of the test what its ranks have left. Of a sweep, that is the first run."""
+        if not attempt.is_first:
+            return end
+        item = self.item
+        extras = [item_in_rank.read_extras(report.account) for report in end.reports]
+        _add_sections(item, attempt.directory, self.spec)
+        item.user_properties.extend(extras[0].properties)
+        if any(of_rank.has_quit for of_rank in extras):
+            item.session.shouldstop = "you quit the debugger"
+        pairs = zip(end.reports, extras, strict=True)
+        self.xfails = [of_rank.xfail for report, of_rank in pairs if launch.failed_by_itself(report)]
+        return end
+
+
+class SharedRanks(MarkedRanks):
+    """The ranks of a class or module, in which a marked test is one task of several."""
+
+    kind = HostKind.KEPT
+
+    def begin(self, attempt: RankAttempt, test: item_in_rank.RankTest) -> None:
+        self._kept = _kept_ranks(self.item, self.spec)
+        if not self._kept.are_there:
+            _dismiss(self._kept)
+            self._kept.start(attempt.plan, lambda ground: self.job(ground, item_in_rank.run_shared), test)
+        self._kept.begin(self.item.nodeid, attempt.sanitize)
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        """Run the test in them. Their output during the test, and its log, are then in files of the attempt."""
+        evidence = self._kept.watch(attempt.timeout, attempt.expected)
+        for report in evidence.reports:
+            (attempt.directory / f"rank{report.rank}.log").write_text(self._kept.output(report.rank), "utf-8")
+            with suppress(OSError):
+                log = item_in_rank.log_file(self._kept.directory, report.rank)
+                log.replace(item_in_rank.log_file(attempt.directory, report.rank))
+        return evidence
+
+    def release(self, attempt: RankAttempt) -> None:
+        """Leave the ranks to the next test. They end with the fixtures of their class or module."""
+
+
+_GROUPS: pytest.StashKey[dict[RankSpec, KeptRanks]] = pytest.StashKey()
+
+
+def _kept_ranks(item: Any, spec: RankSpec) -> KeptRanks:
+    """The ranks of a test, which are forked when it is called, and end with the fixtures of its class or module.
+
+    All fixtures of such tests are set up in the ranks, where those of a wider scope outlive a test. A test that fails
+    ends the ranks; the next one has others.
+    """
+    node = scope_node(item, spec)
+    groups: dict[RankSpec, KeptRanks] = node.stash.setdefault(_GROUPS, {})
+    if spec not in groups:
+        groups[spec] = KeptRanks(node.nodeid)
+        node.addfinalizer(lambda: _dismiss(groups.pop(spec)))
+    return groups[spec]
+
+
+def _dismiss(ranks: KeptRanks) -> None:
+    """Let ranks tear their fixtures down and exit. Raises what goes wrong then."""
+    message = ranks.dismiss()
+    if message:
+        raise RankError(message)
+
+
+class _MarkedInPlace(launched_ranks.InPlace):
+    """A marked test in this process, which a launcher has started as a rank."""
+
+    def __init__(self, host: _OfItem):
+        super().__init__(self._run)
+        self._host = host
+
+    def _run(self, context: launch.RankContext) -> None:
+        item = self._host.item
+        context.inherited = item_in_rank.RankTest(item, replace(self._host.spec, scope="function"))
+        try:
+            item_in_rank.run_in_place(item, context.account)
+        finally:
+            if not launched_ranks.is_first():
+                _save_captured(item, context.directory / f"rank{context.rank}.log")
+
+    def refusal(self, what: str, why: str) -> Exception:
+        return RankError(f"{what}: {why}")
+
+    def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        judged = launched_ranks.judged()
+        # The others' files are here, too.
+        if launched_ranks.is_first():
+            _add_sections(self._host.item, self.directory, self._host.spec)
+            self._host.item.user_properties.extend(item_in_rank.read_extras(judged.accounts[0]).properties)
+        self._host.xfails = [item_in_rank.read_extras(judged.accounts[rank]).xfail for rank in judged.failed]
+        return end
 
 
 _ENDED = (
@@ -384,13 +324,6 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
         yield
     finally:
         capture.resume()
-
-
-def _timeout(item: Any, spec: RankSpec, chosen: environment.Settings) -> float | None:
-    if chosen.debug_rank is not None:
-        return None
-    given: float | None = item.config.getoption("rank_timeout", None)
-    return spec.timeout or given or ranked_test_case.TIMEOUT_DEFAULT
 
 
 def _case_of(item: Any) -> launch.Case:
@@ -434,43 +367,6 @@ def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> 
     if has_failed and xfails and None not in xfails:
         raise pytest.xfail.Exception(xfails[0] or "")
     raise_verdict(verdict, name)
-
-
-# -- in the ranks of a launcher
-
-
-def _run_in_place(item: Any, spec: RankSpec) -> None:
-    """Run a test in this process, which a launcher has started as a rank; raise the verdict of all ranks."""
-    say_not_drilled(LAUNCHED)
-    if plan_of_item(item) is not None:
-        raise RankError(f"faults: {LAUNCHED}")
-    own = launch.new_directory(item.nodeid)
-    case = _case_of(item)
-    try:
-        timeout = _timeout(item, spec, environment.read_settings())
-        together = launched_ranks.begin(
-            spec.world_size, case, own, timeout, may_differ=_may_differ(item), sanitize=_sanitize(item)
-        )
-        directory = Path(together.directory)
-
-        def body(context: launch.RankContext) -> None:
-            context.inherited = item_in_rank.RankTest(item, replace(spec, scope="function"))
-            try:
-                item_in_rank.run_in_place(item, context.account)
-            finally:
-                if not launched_ranks.is_first():
-                    _save_captured(item, directory / f"rank{context.rank}.log")
-
-        verdict = launched_ranks.run(together, body)
-        judged = launched_ranks.judged()
-        # The others' files are here, too.
-        if launched_ranks.is_first():
-            _add_sections(item, directory, spec)
-            item.user_properties.extend(item_in_rank.read_extras(judged.accounts[0]).properties)
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    failed = [item_in_rank.read_extras(judged.accounts[rank]) for rank in judged.failed]
-    _raise(_name_of(item), verdict, [of_rank.xfail for of_rank in failed])
 
 
 def _save_captured(item: Any, file: Path) -> None:

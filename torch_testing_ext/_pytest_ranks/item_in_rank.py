@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import locks, messages
-from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts
+from torch_testing_ext._testing.bases import rank_accounts, shared_devices
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._torch.groups import collective_errors
 from torch_testing_ext.launch import environment
@@ -172,7 +172,7 @@ def _backend_for(device: torch.device, spec: RankSpec) -> str:
     """Choose the accelerator's backend if each rank has a device of its own; two ranks on one device need gloo."""
     if spec.devices < spec.world_size or device.type == "cpu":
         return "gloo"
-    return groups_and_devices.backend_of(device.type, spec.world_size)
+    return shared_devices.backend_of(device.type, spec.world_size)
 
 
 # --------------------------------------------------------------------------------------------------------------------

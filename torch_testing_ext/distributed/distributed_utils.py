@@ -1,6 +1,6 @@
 """A process group without collectives, under the names of torch.testing._internal.distributed.distributed_utils."""
 
-from torch_testing_ext._testing.bases.groups_and_devices import (
+from torch_testing_ext._testing.bases.fake_groups import (
     MockProcessGroup as MockProcessGroup,
     create_mock_pg as create_mock_pg,
     mock_init_dist as mock_init_dist,

@@ -59,7 +59,7 @@ class RankContext:
     is_debugged: bool = False
     # The object that the launching process has handed to the ranks that it forks.
     inherited: Any = None
-    # The groups that it creates: see _testing/bases/groups_and_devices.py.
+    # The groups that it creates: see _testing/bases/group_creation.py.
     group_creation: Any = None
     # How many processes of this rank have died by faults of the test before.
     incarnation: int = 0

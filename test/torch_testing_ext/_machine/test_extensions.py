@@ -15,13 +15,14 @@ from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
 from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
-from torch_testing_ext._pytest_ranks.item_in_parent import leased_devices
-from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._pytest_ranks.item_in_parent import need_of_devices
+from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.sharded import dtensor_bases
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
+from torch_testing_ext.launch.aspects.devices import variables_of
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
@@ -144,7 +145,7 @@ class TestNeeds(unittest.TestCase):
         self.assertEqual(dtensor_bases.num_devices(), 2)
         self.assertEqual(dtensor_bases.device_type_for(2), KIND)
         self.assertEqual(dtensor_bases.device_type_for(4), "cpu")
-        self.assertEqual(groups_and_devices.backend_of(KIND, 2), BACKEND)
+        self.assertEqual(shared_devices.backend_of(KIND, 2), BACKEND)
         self.assertEqual(DistributedTestBase.backend(mock.Mock(world_size=2), f"{KIND}:1"), BACKEND)
 
 
@@ -193,13 +194,13 @@ class TestSharing(unittest.TestCase):
             mock.patch.object(torch.accelerator, "set_device_index", selected.append),
             mock.patch.object(torch.get_device_module(KIND), "set_device", selected.append, create=True),
         ):
-            groups_and_devices.prepare_shared_devices(3, 4)
+            shared_devices.prepare_shared_devices(3, 4)
             torch.accelerator.set_device_index(3)
             torch.get_device_module(KIND).set_device(torch.device(KIND, 2))
-            groups_and_devices.prepare_shared_devices(3, 4)
+            shared_devices.prepare_shared_devices(3, 4)
             torch.accelerator.set_device_index(1)
         self.assertEqual(selected, [1, 0, 1])
-        self.assertEqual(groups_and_devices.backend_of(KIND, 4), BACKEND)
+        self.assertEqual(shared_devices.backend_of(KIND, 4), BACKEND)
         self.assertEqual((needs.at_least_x_gpu(4), needs.at_least_x_gpu(5)), (True, False))
 
     @in_a_fork
@@ -275,7 +276,7 @@ class TestLeasesOfPytest(unittest.TestCase):
     """Leases of tests with the mark `world_size`. Covered on a GPU by no check."""
 
     def lease(self, stack, ranks):
-        return stack.enter_context(leased_devices(mock.Mock(), "test_x.py::test_it", ranks))
+        return stack.enter_context(variables_of(need_of_devices(mock.Mock(), "test_x.py::test_it", ranks)))
 
     def setUp(self):
         use_own_leases(self)

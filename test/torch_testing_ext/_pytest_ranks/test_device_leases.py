@@ -20,6 +20,7 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, DeviceLocks
 from torch_testing_ext._pytest_ranks import item_in_parent
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects.devices import variables_of
 
 FAKE = "TORCH_TESTING_EXT_FAKE_DEVICES"
 SUBJECT = subject(__file__, "device_leases.py")
@@ -114,7 +115,7 @@ class DeviceLeasesTest(PytestCase):
             with (
                 mock.patch.dict(os.environ, {LEASE_FOLDER: f"{folder}/file/leases"}),
                 self.assertWarnsRegex(UserWarning, "other runs may use the same devices"),
-                item_in_parent.leased_devices(config, "test_x", 1, ("a",)),
+                variables_of(item_in_parent.need_of_devices(config, "test_x", 1), ("a",)),
             ):
                 other = DeviceLocks(Path(folder, "base", "torch_testing_ext-leases"), {"a": "fake-a"}, "another test")
                 self.assertFalse(other.acquire("a"))
@@ -140,7 +141,9 @@ class DeviceLeasesTest(PytestCase):
                     device_uuids=lambda: ("u", "v"),
                 ),
             ):
-                with item_in_parent.leased_devices(config_with(Path(folder)), "test_x", count) as environ:
+                with variables_of(
+                    item_in_parent.need_of_devices(config_with(Path(folder)), "test_x", count)
+                ) as environ:
                     leased = environ.pop("_TORCH_TESTING_EXT_LEASED").split(",")
                     self.assertEqual(environ, shown)
                     self.assertEqual(leased, ["cuda-u", "cuda-v"][:count])

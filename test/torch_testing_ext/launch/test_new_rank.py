@@ -80,7 +80,7 @@ class TestNewRank(TestCase):
     def test_asking_for_stacks_does_not_end_it(self):
         for _ in range(TIMES):
             test = self.start()
-            test._launched.dump(0.0)
+            test._session.host.run.dump(0.0)
             self.assertEqual(self.end(test), [0, 0])
 
     @pytest.mark.slow
@@ -88,15 +88,15 @@ class TestNewRank(TestCase):
         """faulthandler's own handler ends Python code that it interrupts once in a hundred or thousand times."""
         test = self.start("computes")
         for _ in range(4 * TIMES):
-            test._launched.dump(600.0)
+            test._session.host.run.dump(600.0)
         self.assertEqual([process.exitcode for process in test.processes], [None, None])
         self.assertEqual(self.terminate(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_a_request_for_stacks_is_answered_however_early(self):
         test = self.start("waits")
-        test._launched.dump(600.0)
+        test._session.host.run.dump(600.0)
         for rank in range(2):
-            self.assertIn("most recent call first", test._launched.job.stacks(rank).read_text())
+            self.assertIn("most recent call first", test._session.host.run.job.stacks(rank).read_text())
         self.assertEqual(self.terminate(test), [-signal.SIGTERM, -signal.SIGTERM])
 
     def test_it_uses_batch_scheduling(self):
@@ -108,7 +108,7 @@ class TestNewRank(TestCase):
         launch.close()  # the next server is forked from this process in its current state
         ours = set(_descriptors(os.getpid()))
         test = self.start("waits")  # from now on the server holds only its own ends of what it gave to the ranks
-        test._launched.dump(600.0)  # a rank that answers has closed what it inherited
+        test._session.host.run.dump(600.0)  # a rank that answers has closed what it inherited
         of_ranks = [set(_descriptors(process.pid)) - ours for process in test.processes]
         of_server = set(_descriptors(start.launcher().server.pid))
         # The two ends of a pipe have the same name: the server reads what a rank prints.

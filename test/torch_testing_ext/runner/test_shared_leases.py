@@ -64,12 +64,13 @@ class T(unittest.TestCase):
 """
 LEASES_AGAIN = """
 import unittest
-from torch_testing_ext._testing.bases.functions_and_scripts import devices_of_ranks
+from torch_testing_ext._testing.bases.functions_and_scripts import need_of_devices
+from torch_testing_ext.launch.aspects.devices import variables_of
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 class T(unittest.TestCase):
     @skip_if_lt_x_gpu(1)
     def test_it(self):
-        with devices_of_ranks(1, 1): pass
+        with variables_of(need_of_devices(1, 1)): pass
 """
 
 

@@ -1,4 +1,9 @@
-"""MultiProcContinuousTest: persistent ranks, and state that tests leave changed."""
+"""MultiProcContinuousTest: the tests of a class run one after another in ranks that they share.
+
+The ranks are forked like any others and create their process group once. Fresh ranks replace them when their state
+is in doubt: after a test that failed or left global state changed, or after every test if the class wants
+isolation.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,9 @@ import types
 import unittest
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,102 +29,31 @@ from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.device_rules import NCCL
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts
+from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
+from torch_testing_ext._testing.bases.rank_handles import RankProcess
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict, told_briefly
 from torch_testing_ext._testing.bases.ranked_test_case import PARENT, checked_world_size, own_cleanups
+from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
-from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, first_plan, kinds_on
+from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import own_report
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.aspects.output import print_leftovers
-from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
-
-from .multi_process import ProcessRanksTestCase, RankProcess
+from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch.rank_watch import RankEvidence
 
 if TYPE_CHECKING:
-    from torch_testing_ext.launch.coordinator import Round
-    from torch_testing_ext.launch.persistent_ranks import PersistentRanks, Task
+    from torch_testing_ext.launch.kept_ranks import KeptRanks
+    from torch_testing_ext.launch.persistent_ranks import Task
+from torch_testing_ext._testing.bases.global_state import GlobalStateWarning, changes_of_state, snapshot
 
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
+# The same in pytest.
+__tracebackhide__ = True
 
-# --------------------------------------------------------------------------------------------------------------------
-# Global state that one test may leave changed for later tests in the same process.
-#
-# Random state does not count: every test uses it, and every test begins with the same seeds.
-
-# Environment variables that torch itself sets when it first compiles something.
-_SET_BY_TORCH = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
-
-
-@dataclass(frozen=True)
-class _Identity:
-    """Compares an object by identity, and shows it without its address."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.value is other.value
-
-    def __repr__(self) -> str:
-        return "none" if self.value is None else f"a {type(self.value).__name__}"
-
-
-_GETTERS: dict[str, Callable[[], Any]] = {
-    "default dtype": torch.get_default_dtype,
-    "default device": torch.get_default_device,
-    "deterministic algorithms": torch.get_deterministic_debug_mode,
-    "filling of uninitialized memory": lambda: getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009
-    "torch.backends.cudnn.benchmark": lambda: torch.backends.cudnn.benchmark,
-    "torch.backends.cudnn.deterministic": lambda: torch.backends.cudnn.deterministic,
-    "precision of float32 products": torch.get_float32_matmul_precision,
-    "number of threads": torch.get_num_threads,
-    "gradients enabled": torch.is_grad_enabled,
-    "default process group": lambda: _Identity(dist.group.WORLD),
-    "working directory": os.getcwd,
-}
-
-State = dict[str, Any]
-
-
-class GlobalStateWarning(UserWarning):
-    """A test left global state changed in a rank."""
-
-
-def snapshot() -> State:
-    """Read all state that this module watches."""
-    environment = {
-        f"os.environ[{name!r}]": value for name, value in os.environ.items() if not name.startswith(_SET_BY_TORCH)
-    }
-    return {**{name: get() for name, get in _GETTERS.items()}, **environment}
-
-
-def changes_of_state(before: State, after: State) -> list[str]:
-    """Describe each difference in one phrase."""
-    names = [*before, *(name for name in after if name not in before)]
-    return [
-        f"{name}: {_show(before, name)} -> {_show(after, name)}"
-        for name in names
-        if before.get(name, _NOT_SET) != after.get(name, _NOT_SET)
-    ]
-
-
-_NOT_SET = object()
-
-
-def _show(state: State, name: str) -> str:
-    return repr(state[name]) if name in state else "not set"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# MultiProcContinuousTest: the tests of a class run one after another in persistent ranks.
-#
-# The ranks are forked like any others and create their process group once. Fresh ranks replace them when their state
-# is in doubt: after a test that failed or left global state changed, or after every test if the class wants
-# isolation.
-
-__unittest = True  # keeps these frames out of tracebacks
-__tracebackhide__ = True  # the same for pytest
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
@@ -156,22 +90,20 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     isolated: bool = False
 
     # Each class has its own.
-    _persistent_ranks: ClassVar[PersistentRanks | None] = None
-    # Of its ports.
-    _leases: ClassVar[ExitStack]
+    _kept: ClassVar[KeptRanks | None] = None
     # Of the test, in a rank, unless the class may judge it.
     _account: ClassVar[launch.AccountWriter | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False
     processes: ClassVar[list[RankProcess]] = []
-    # The faults of this run of the test.
-    _plan: FaultPlan | None = None
+    # The prefix of the files of this test in the ranks.
+    _files: Path | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         from torch_testing_ext.launch import persistent_ranks  # noqa: F401 (its ranks inherit the module)
 
-        cls._persistent_ranks, cls.processes = None, []
+        cls._kept, cls.processes = None, []
         cls._failures_of_ranks, cls._ends_by_cleanup = [], False
 
     # -- for subclasses to override
@@ -256,13 +188,18 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     @classmethod
     def _ensure_processes_spawned(cls) -> None:
         """Start ranks for the first test that needs them, and replace ranks that are not complete."""
-        if cls._persistent_ranks is not None and not cls._persistent_ranks.is_complete():
+        if cls._kept is not None and not cls._kept.are_there:
             cls._dismiss_ranks()
-        if cls._persistent_ranks is None:
-            size = cls._get_world_size(cls._device_type())
-            cls.world_size = checked_world_size(size, f"{cls.__qualname__}.world_size")
-            cls._check_backend()
+        if cls._kept is None:
+            cls.world_size = cls._checked_size()
             cls._spawn_processes(cls.world_size)
+
+    @classmethod
+    def _checked_size(cls) -> int:
+        size = cls._get_world_size(cls._device_type())
+        size = checked_world_size(size, f"{cls.__qualname__}.world_size")
+        cls._check_backend()
+        return size
 
     @classmethod
     def _spawn_processes(cls, world_size: int) -> None:
@@ -270,23 +207,16 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             cls._ends_by_cleanup = True
             # A subclass's tearDownClass may raise, or not call super().
             cls.addClassCleanup(cls._end_class)
-        from torch_testing_ext.launch.persistent_ranks import PersistentRanks
+        from torch_testing_ext.launch.kept_ranks import KeptRanks
 
-        directory = launch.new_directory(cls.__qualname__)
-        cls.rdvz_file = str(directory / "store")
-        with ExitStack() as leases:
-            job = cls._job(
-                _run_rank,
-                world_size,
-                directory,
-                leases.callback,
-                arguments={"rdvz_file": cls.rdvz_file},
-                fast_exit=bool(cls.fast_exit),
-                sanitize=sanitize_with(kinds_on(cls)),
-            )
-            cls._persistent_ranks = PersistentRanks(job)
-            cls._leases = leases.pop_all()
-        cls.processes = [RankProcess(cls._persistent_ranks.run, rank) for rank in range(world_size)]
+        def make_job(attempt: RankAttempt) -> launch.Job:
+            cls.rdvz_file = str(attempt.directory / "store")
+            return attempt.job(_run_rank, cls, arguments={"rdvz_file": cls.rdvz_file}, fast_exit=bool(cls.fast_exit))
+
+        plan = TestPlan(launch.Case(cls.__qualname__), world_size, kinds=kinds_on(cls), keeps_port=True)
+        kept = KeptRanks(cls.__qualname__)
+        cls.processes = [RankProcess(run, rank) for run in [kept.start(plan, make_job)] for rank in range(world_size)]
+        cls._kept = kept
 
     @classmethod
     def _get_world_size(cls, device_type: str) -> Any:
@@ -333,19 +263,10 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     @classmethod
     def _dismiss_ranks(cls) -> None:
         """Let the ranks exit. A rank that died after its tests had passed fails the class."""
-        ranks = cls._persistent_ranks
-        if ranks is None:
-            return
-        cls._persistent_ranks, cls.processes = None, []
-        if not ranks.is_over:
-            end = ranks.dismiss(LEAVE_TIMEOUT)
-            after = f"{cls.__qualname__} (after {ranks.last})" if ranks.last else cls.__qualname__
-            print_leftovers(after, end.reports)
-            verdict = end.verdict(launch.Case(after))
-            if verdict.message:
-                cls._failures_of_ranks.append(verdict.message)
-        cls._leases.close()
-        launch.discard(ranks.directory)
+        kept, cls._kept, cls.processes = cls._kept, None, []
+        message = kept.dismiss() if kept is not None else ""
+        if message:
+            cls._failures_of_ranks.append(message)
 
     # -- the parent: a test
 
@@ -355,54 +276,26 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         self.rank = self.MAIN_PROCESS_RANK
         if self.poison_pill:
             raise unittest.SkipTest(f"{type(self).__qualname__}.poison_pill is set")
-        skip = self._known_skip()
+        skip = self._skip_before_ranks()
         if skip is not None:
             raise Skipped(skip)
-        if launch.this_launch() is not None:
-            self._begin_in_place()
-            return
-        self._ensure_processes_spawned()
-        self._plan = first_plan(faults_of_test(self, restarts=False))
+        if self._may_have_faults():
+            self._ensure_processes_spawned()
         self._start_task()
 
-    def _begin_in_place(self) -> None:
-        """A launcher has started this process as a rank: begin the test together with the others."""
-        size = self._get_world_size(self._device_type())
-        size = checked_world_size(size, f"{type(self).__qualname__}.world_size")
-        self._check_backend()
-        directory = launch.new_directory(type(self).__qualname__)
-        self.addCleanup(launch.discard, directory)
-        self._round = self._begin_round(size, directory)
+    def _checked_world_size(self) -> int:
+        return self._checked_size()
 
-    def _run_in_place(self, together: Round) -> None:
-        """Run the test with a group of its own: nothing replaces a process whose group a failure has broken."""
-        cls = type(self)
-
-        def body(context: launch.RankContext) -> None:
-            cls.rank, cls.world_size = context.rank, context.world_size
-            cls._let_ranks_share_devices(context.world_size)
-            cls._init_pg(context.rank, context.world_size, str(context.directory / "store"))
-            cls._run_test_given_id(self.id())
-
-        before = cls.rank, cls.world_size
-        try:
-            verdict = launched_ranks.run(together, body)
-        finally:
-            cls.rank, cls.world_size = before
-        launched_ranks.stop_if_asked(self._result)
-        raise_verdict(verdict, self.id(), self)
+    def _planned_faults(self) -> FaultPlan | Sweep | None:
+        return faults_of_test(self, restarts=False)
 
     def _start_task(self) -> None:
-        ranks = self._running_ranks()
-        if SanitizeKind.HASH in self._sanitize().kinds and not ranks.run.job.differs_in_hash:
-            raise self._error("@sanitize('hash') must be on the class: its ranks start before the test")
-        self._files = ranks.start(self.id(), self._sanitize().with_faults(self._plan))
-        self.addCleanup(self._abandon_task, ranks)
+        self._open_session(_Task(self)).begin()
 
-    def _running_ranks(self) -> PersistentRanks:
-        if self._persistent_ranks is None:
+    def _running_ranks(self) -> KeptRanks:
+        if self._kept is None:
             raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
-        return self._persistent_ranks
+        return self._kept
 
     def _state_changes(self, reports: Sequence[launch.RankReport]) -> list[str]:
         """The changes of global state that the ranks have noted, as sentences."""
@@ -414,55 +307,100 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         ]
 
     def _wait_for_ranks(self) -> None:
-        if self._round is not None:
-            self._run_in_place(self._round)
-            return
-        planned = faults_of_test(self, restarts=False)
-        if isinstance(planned, Sweep):
-            verdict = launch.sweep_verdict(planned, functools.partial(self._run_with, planned.recording))
-        else:
-            _, verdict = self._run_task()
+        if self._session is None:
+            raise self._error(f"no ranks were started: {type(self).__qualname__}.setUp() must call super().setUp()")
+        verdict = self._session.finish(launch.Expected(may_differ=self._collectives_may_differ()), self._timeout())
         raise_verdict(verdict, self.id(), self)
-
-    def _run_with(self, first: FaultPlan, plan: FaultPlan) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-        """Run the test with these faults of a sweep. The first run has begun."""
-        if plan != first:
-            self._ensure_processes_spawned()
-            self._plan = plan
-            self._start_task()
-        return self._run_task()
-
-    def _run_task(self) -> tuple[Sequence[launch.RankReport], launch.Verdict]:
-        """Wait for the ranks, which run the test, and judge them."""
-        ranks = self._running_ranks()
-        expected = launch.Expected(may_differ=self._collectives_may_differ())
-        with self._interruptible():
-            end = ranks.watch(self._timeout(), expected, self._endless())
-        verdict = self._with_expectations(end.verdict(self._case()), str(self._files), len(end.reports))
-        state_changes = self._state_changes(end.reports)
-        if ranks.is_over or state_changes or self.isolated:
-            self._dismiss_ranks()
-        rank_warnings.warn_again_of_ranks(end.reports, filtered=verdict.outcome is launch.Outcome.PASSED)
-        if verdict.outcome is launch.Outcome.PASSED:
-            for text in state_changes:
-                warnings.warn(text, GlobalStateWarning, stacklevel=2)
-        elif state_changes:
-            verdict = verdict.with_note("\n\n".join(state_changes))
-        return end.reports, verdict
 
     def _endless(self) -> float | None:
         """The time-out of collectives that counts as endless: no test waits for the one that it has not chosen."""
         inherited = self.timeout is MultiProcContinuousTest.timeout
         return self.timeout.total_seconds() if inherited else None
 
-    def _abandon_task(self, ranks: PersistentRanks) -> None:
+
+class _Task(Host):
+    """A test as a task of the ranks that its class keeps."""
+
+    kind = HostKind.KEPT
+    has_own_filters = True
+
+    def __init__(self, test: MultiProcContinuousTest):
+        self._test = test
+
+    def in_world(self, size: int) -> Host:
+        return WorldRanks(self._run_in_world, why_not=why_not_in_world(self._test))
+
+    def _run_in_world(self, context: launch.RankContext) -> None:
+        """Run the test as a rank of a whole world: in a fork, so the class may be changed."""
+        cls = type(self._test)
+        cls.rank, cls.world_size = context.rank, context.world_size
+        cls._init_pg(context.rank, context.world_size, str(context.directory / "store"))
+        cls._run_test_given_id(self._test.id())
+
+    def in_place(self) -> Host:
+        return _InPlace(self._test)
+
+    def refusal(self, what: str, why: str) -> Exception:
+        return self._test._error(f"{what}: {why}")
+
+    def start(self, attempt: RankAttempt) -> None:
+        test = self._test
+        if not attempt.is_first:
+            test._ensure_processes_spawned()
+        kept = test._running_ranks()
+        if SanitizeKind.HASH in attempt.sanitize.kinds and not kept.differ_in_hash:
+            raise test._error("@sanitize('hash') must be on the class: its ranks start before the test")
+        test._files = kept.begin(test.id(), attempt.sanitize)
+
+    def watching(self) -> AbstractContextManager[None, bool | None]:
+        return self._test._interruptible()
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        return self._test._running_ranks().watch(attempt.timeout, attempt.expected, self._test._endless())
+
+    def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        """Compare expectations and global state, and dismiss ranks that are in doubt."""
+        test = self._test
+        end = test._with_expectations(end, str(test._files), len(end.reports))
+        changes = test._state_changes(end.reports)
+        if not test._running_ranks().are_there or changes or test.isolated:
+            test._dismiss_ranks()
+        if end.verdict.outcome is not launch.Outcome.PASSED:
+            return end.with_note("\n\n".join(changes))
+        for text in changes:
+            warnings.warn(text, GlobalStateWarning, stacklevel=2)
+        return end
+
+    def release(self, attempt: RankAttempt) -> None:
         """End ranks that are still busy: if a subclass's setUp fails, the parent never waits for them."""
-        if not ranks.is_over and ranks.is_busy:
-            ranks.end()
-            self._dismiss_ranks()
+        kept = self._test._kept
+        if kept is not None and kept.is_busy:
+            kept.end()
+            self._test._dismiss_ranks()
 
 
-# -- a rank
+class _InPlace(launched_ranks.InPlace):
+    """A test in the ranks of a launcher, with a group of its own: nothing replaces a process whose group has failed."""
+
+    def __init__(self, test: MultiProcContinuousTest):
+        super().__init__(self._run, test)
+        self._class: type[MultiProcContinuousTest] = type(test)
+        self._id = test.id()
+
+    def judge(self, attempt: RankAttempt) -> RanksEnd:
+        cls = self._class
+        before = cls.rank, cls.world_size
+        try:
+            return super().judge(attempt)
+        finally:
+            cls.rank, cls.world_size = before
+
+    def _run(self, context: launch.RankContext) -> None:
+        cls = self._class
+        cls.rank, cls.world_size = context.rank, context.world_size
+        cls._let_ranks_share_devices(context.world_size)
+        cls._init_pg(context.rank, context.world_size, str(context.directory / "store"))
+        cls._run_test_given_id(self._id)
 
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:

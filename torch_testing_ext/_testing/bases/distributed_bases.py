@@ -13,14 +13,15 @@ from torch.distributed import rpc
 
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import uses_nccl
+from torch_testing_ext._testing.bases import shared_devices
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, too_few_devices
 from torch_testing_ext._testing.marks.skips import tp_transports
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.tensors import tensor_subclasses
+from torch_testing_ext.launch.aspects import devices
 
-from . import groups_and_devices
-from .multi_process import MultiProcessTestCase
 from .test_case import TestCase
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -45,11 +46,7 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def backend(self, device: str) -> str:
         if "cuda" in device:
-            return (
-                groups_and_devices.backend_of_shared_devices()
-                if groups_and_devices.are_shared(int(self.world_size))
-                else "nccl"
-            )
+            return shared_devices.backend_of_shared_devices() if devices.are_shared(int(self.world_size)) else "nccl"
         if "hpu" in device:
             return "hccl"
         kind, _, _ = device.partition(":")
@@ -59,9 +56,9 @@ class DistributedTestBase(MultiProcessTestCase):
         """Create the default group over all ranks, with the backend for `device`; set each rank's accelerator."""
         world_size = self.world_size if world_size is None else world_size
         if backend is not None:
-            groups_and_devices.check_backend(backend, int(world_size))
+            shared_devices.check_backend(backend, int(world_size))
         backend = backend or self.backend(device)
-        on_shared = "cuda" in device and groups_and_devices.are_shared(int(world_size))
+        on_shared = "cuda" in device and devices.are_shared(int(world_size))
         if accelerators.need_accelerators(backend) or on_shared:
             self._use_device()
         store = _FileStore(self.file_name, world_size)
@@ -73,7 +70,7 @@ class DistributedTestBase(MultiProcessTestCase):
         if accelerator is None:
             raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")
         index = self.rank
-        if groups_and_devices.are_shared(int(self.world_size)):
+        if devices.are_shared(int(self.world_size)):
             index = device_rules.device_of(self.rank, accelerators.device_count())
         device = torch.device(accelerator.type, index)
         torch.set_default_device(device)
@@ -190,7 +187,7 @@ def _is_usable(backend: str, ranks: int) -> bool:
     kind = accelerators.accelerator_type()
     if kind is None or accelerators.most_ranks() < ranks:
         return False
-    usual = groups_and_devices.backend_of(kind, ranks)
+    usual = shared_devices.backend_of(kind, ranks)
     return usual == backend or (usual == "nccl" and uses_nccl(backend))
 
 

@@ -8,18 +8,14 @@ import json
 import os
 import pickle
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -28,27 +24,33 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
-from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import masks_for
 from torch_testing_ext._process import ends, messages, system, user_commands
 from torch_testing_ext._process.launcher_variables import without_launch
-from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.project_settings import AUTO, default_devices
 from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._process.words import list_of
-from torch_testing_ext._testing.bases import groups_and_devices, launched_ranks, rank_accounts, ranked_test_case
+from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
 from torch_testing_ext._testing.bases.rank_accounts import account_for_error
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
-from torch_testing_ext._testing.bases.tests_in_ranks import run_to_end
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
+from torch_testing_ext.launch import session
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.aspects.output import say_once, show_to_user
-from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
+from torch_testing_ext.launch.aspects.output import show_to_user
+from torch_testing_ext.launch.attempts import (
+    DeviceNeed,
+    Host,
+    HostKind,
+    ProcessHost,
+    RankAttempt,
+    RanksEnd,
+    TestPlan,
+)
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
 from torch_testing_ext.launch.rank_watch import RankEvidence, with_collectives
@@ -101,26 +103,53 @@ def run_script(
     if launcher not in LAUNCHERS:
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
     words = [str(arg) for arg in args]
-    with devices_of_ranks(devices, size, name=script.name) as masks:
-        env = {**masks, **(env or {})}
-        if launcher is not None:
-            return ScriptRun((_under_torchrun(script, words, size, env, timeout),))
-        return ScriptRun(_in_ranks(script, words, size, env, timeout))
+    kind = _ScriptRanks if launcher is None else _TorchrunRanks
+    host = kind(script, words, env or {})
+    plan = TestPlan(
+        case_of(script.name, str(script)),
+        size,
+        timeout or ranked_test_case.TIMEOUT_DEFAULT,
+        devices=need_of_devices(devices, size, name=script.name),
+    )
+    raise_verdict(session.run(host, plan))
+    return ScriptRun(host.outputs)
 
 
-def _in_ranks(
-    script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None
-) -> tuple[str, ...]:
-    """Run a script in ranks of ours; return the output of each."""
+class _ShownRanks(ProcessHost):
+    """Ranks whose output is shown if they pass."""
 
-    def start(make_job: Callable[..., launch.Job]) -> launch.Run:
-        job = make_job(_run_in_script, arguments={"script": str(script)})
-        environ = {**job.context.environ, **env}
-        folder = user_commands.working_folder()
-        context = launch.ProcessContext(environ, folder, _search_path(script), (str(script), *words))
-        return launch.launch_fresh(replace(job, context=context))
+    def __init__(self) -> None:
+        # What each rank has printed.
+        self.outputs: tuple[str, ...] = ()
 
-    return run_to_end(case_of(script.name, str(script)), size, timeout, start, launch.Expected())
+    def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        # A rank that is debugged has the terminal, and no file.
+        ranks = range(attempt.plan.world_size)
+        self.outputs = tuple(text_of(attempt.directory / f"rank{rank}.log") for rank in ranks)
+        if end.verdict.outcome is launch.Outcome.PASSED:
+            for rank, output in enumerate(self.outputs):
+                for line in output.splitlines():
+                    print(f"[rank{rank}] {line}")
+        return end
+
+
+class _ScriptRanks(_ShownRanks):
+    """A script in ranks of ours."""
+
+    kind = HostKind.SCRIPT
+
+    def __init__(self, script: Path, words: Sequence[str], env: Mapping[str, str]):
+        super().__init__()
+        self._script = script
+        self._words = words
+        self._env = env
+
+    def start(self, attempt: RankAttempt) -> None:
+        job = attempt.job(_run_in_script, arguments={"script": str(self._script)})
+        environ = {**job.context.environ, **self._env}
+        argv = (str(self._script), *self._words)
+        context = launch.ProcessContext(environ, user_commands.working_folder(), _search_path(self._script), argv)
+        self.run = launch.launch_fresh(replace(job, context=context))
 
 
 def _search_path(script: Path) -> tuple[str, ...]:
@@ -173,44 +202,49 @@ def _end_as_an_interpreter() -> None:
 # -- under torchrun
 
 
-def _under_torchrun(script: Path, words: list[str], size: int, env: Mapping[str, str], timeout: float | None) -> str:
-    """Run a script under torchrun; return its output. Raises the verdict on its ranks, unless all pass.
+class _TorchrunRanks(Host):
+    """A script in ranks that torchrun starts. Their collectives are compared once torchrun has ended."""
 
-    The collectives that these have issued are compared once torchrun has ended.
-    """
-    sanitize = sanitize_with(())
-    if SanitizeKind.HASH in sanitize.kinds:
-        say_once("ranks that torchrun starts are not checked for: hash")
-        sanitize = replace(sanitize, kinds=sanitize.kinds - {SanitizeKind.HASH})
-    directory = launch.new_directory(script.name)
-    began = launch.now()
-    try:
+    kind = HostKind.TORCHRUN
+
+    def __init__(self, script: Path, words: Sequence[str], env: Mapping[str, str]):
+        self._script = script
+        self._words = words
+        self._env = env
+        # One text of all ranks.
+        self.outputs: tuple[str, ...] = ()
+
+    def start(self, attempt: RankAttempt) -> None:
+        attempt.equip()
+
+    def judge(self, attempt: RankAttempt) -> RanksEnd:
+        """Run torchrun, and judge what its ranks have left. Raises an error with the output if it fails."""
+        script, size, directory = self._script, attempt.plan.world_size, attempt.directory
+        began = launch.now()
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")
-        wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory), messages.to_json(sanitize))
+        wrapper = (str(Path(__file__).with_name("torchrun_rank.py")), str(directory))
         # By default, torchrun leaves a folder for logs behind.
         logs = f"--log-dir={directory / 'logs'}"
-        command = [sys.executable, *launcher, logs, *wrapper, str(script), *words]
-        output, end = _output_of(command, env, timeout or ranked_test_case.TIMEOUT_DEFAULT, directory / "output")
-        left = _Left(directory, size, sanitize)
+        of_rank = (*wrapper, messages.to_json(attempt.sanitize), str(script), *self._words)
+        environ = {**without_launch({**os.environ, **attempt.environ}), **system.for_gloo(), **self._env}
+        limit = attempt.plan.timeout or ranked_test_case.TIMEOUT_DEFAULT
+        output, end = _output_of([sys.executable, *launcher, logs, *of_rank], environ, limit, directory / "output")
+        left = _Left(directory, size, attempt.sanitize)
         if end.code != 0:
             finding = left.mismatch()
             why = f"\n\n{finding.text}" if finding is not None else ""
-            rerun = user_commands.command(*launcher, str(script), *words)
+            rerun = user_commands.command(*launcher, str(script), *self._words)
             raise RankError(
                 f"torchrun {end.how}: {script.name} in {size} ranks\n\n{cut_middle(output, LONGEST_OUTPUT)}{why}\n\n"
                 f"To run it alone:\n  {rerun}"
             )
+        self.outputs = (output,)
         print(output, end="")
-        verdict = left.verdict(script, launch.now() - began)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    raise_verdict(verdict)
-    return output
+        return left.judge(attempt.plan.case, launch.now() - began)
 
 
-def _output_of(command: list[str], env: Mapping[str, str], limit: float, log: Path) -> tuple[str, CommandEnd]:
+def _output_of(command: list[str], environ: Mapping[str, str], limit: float, log: Path) -> tuple[str, CommandEnd]:
     """Run torchrun; return its output, with that of its ranks, and how it ended."""
-    environ = {**without_launch(os.environ), **system.for_gloo(), **env}
     with log.open("ab") as output:
         end = run_limited(command, limit, environ, output, _end_torchrun)
     return log.read_text(encoding="utf-8", errors="replace"), end
@@ -253,16 +287,17 @@ class _Left:
         records = [raw.record(rank) for rank, raw in enumerate(self._left) if raw is not None]
         return first_mismatch(list(records_of(self._logs.read()).values()) or records)
 
-    def verdict(self, script: Path, seconds: float) -> launch.Verdict:
-        """The verdict on ranks that have all passed."""
+    def judge(self, case: launch.Case, seconds: float) -> RanksEnd:
+        """Judge ranks that have all passed."""
         if self._unknown:
             show_to_user(
-                f"{script.name}: the collectives of {list_of(self._unknown)} were not compared with those of others: "
+                f"{case.name}: the collectives of {list_of(self._unknown)} were not compared with those of others: "
                 "Python did not end there by itself"
             )
         reports = [launch.RankReport(rank, launch.RankEnding.PASSED, seconds, launch.now()) for rank in self._ranks]
         reports = with_collectives(reports, self._logs, self._left)
-        return RankEvidence(tuple(reports), note=self._note).verdict(case_of(script.name, str(script)))
+        evidence = RankEvidence(tuple(reports), note=self._note)
+        return RanksEnd(evidence.reports, evidence.verdict(case))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -294,22 +329,20 @@ def spawn(
     """
     size = checked_world_size(world_size, "world_size")
     launched_ranks.refuse("spawn")
-    with devices_of_ranks(devices, size, backend, _name_of(function)) as masks:
-        case = case_of(_name_of(function), source_file(function))
-        run_in_ranks(case, function, size, args, timeout, may_differ(function), kinds_on(function), backend, masks)
+    need = need_of_devices(devices, size, backend, _name_of(function))
+    run_spawned(function, size, args, timeout, backend, need)
 
 
 def _name_of(function: Callable[..., object]) -> str:
     return f"spawn({getattr(function, '__qualname__', function)!s})"
 
 
-@contextmanager
-def devices_of_ranks(
+def need_of_devices(
     devices: int | str | None, world_size: int, backend: str | None = None, name: str = ""
-) -> Iterator[dict[str, str]]:
-    """Lease the accelerators that ranks are to use, and hide the others. Yields the variables of the ranks.
+) -> DeviceNeed:
+    """The accelerators that ranks are to lease; all others are hidden from them. Raises a skip if there are too few.
 
-    Raises a skip if there are too few. Where nothing says what the ranks use, they see all, and none is leased.
+    Where nothing says what the ranks use, they see all, and none is leased.
     """
     default = default_devices(Path(user_commands.working_folder() or os.sep))
     devices = devices_for(checked_devices(devices), world_size, backend, default)
@@ -318,59 +351,67 @@ def devices_of_ranks(
     skip = needs.devices(devices).unmet() if isinstance(devices, int) and devices else None
     if skip is not None:
         raise needs.Skipped(skip)
-    with ExitStack() as stack:
-        if isinstance(devices, int) and devices > 0:
-            owner = f"pid {os.getpid()}: {name}"
-            yield stack.enter_context(groups_and_devices.leased_devices(devices, owner, lambda: _folder_for(stack)))
-        elif devices is not None and accelerators.device_count():
-            yield masks_for((), accelerators.runtime())
-        else:
-            yield {}
+    count = devices if isinstance(devices, int) else 0
+    return DeviceNeed(count, are_hidden=devices is not None and not count, owner=f"pid {os.getpid()}: {name}")
 
 
-def _folder_for(stack: ExitStack) -> Path:
-    """A folder that is there as long as the stack is."""
-    return Path(stack.enter_context(tempfile.TemporaryDirectory()))
-
-
-def run_in_ranks(
-    case: launch.Case,
+def run_spawned(
     function: Callable[..., object],
     size: int,
     args: tuple[Any, ...],
-    timeout: float | None,
-    collectives_may_differ: bool,
-    sanitize: Collection[str] = (),
+    timeout: float | None = None,
     backend: str | None = None,
-    masks: Mapping[str, str] = MappingProxyType({}),
+    need: DeviceNeed | None = None,
+    case: launch.Case | None = None,
+    targets: Sequence[Any] = (),
 ) -> None:
-    """Do what `spawn` does, under the name of `case`. `sanitize`: kinds of checks."""
+    """Do what `spawn` does, with these devices, under the name of `case`.
 
-    start = partial(_start, function, args, backend)
-    expected = launch.Expected(may_differ=collectives_may_differ)
-    run_to_end(case, size, timeout, start, expected, sanitize, masks)
+    `targets`: whose decorators hold for the ranks, in place of the function's.
+    """
+    launched_ranks.refuse("spawn")
+    targets = targets or (function,)
+    plan = TestPlan(
+        case or case_of(_name_of(function), source_file(function)),
+        size,
+        timeout or ranked_test_case.TIMEOUT_DEFAULT,
+        launch.Expected(may_differ=may_differ(*targets)),
+        kinds_on(*targets),
+        devices=need or DeviceNeed(),
+    )
+    raise_verdict(session.run(_SpawnedRanks(function, args, backend), plan))
 
 
-def _start(
-    function: Callable[..., object], args: tuple[Any, ...], backend: str | None, make_job: Callable[..., launch.Job]
-) -> launch.Run:
-    """Start the ranks. They inherit the call; only new interpreters are sent it, without closures."""
-    try:
-        return launch.launch_from_here(make_job(_run), (function, args, backend))
-    except launch.CannotStart as error:
-        if error.is_refused:
-            raise
-        why = error
-    try:
-        named = launch.Named.of(function)
-    except (AttributeError, TypeError):
-        raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
-    try:
-        # To pickle them may need the function's module.
-        sent = pickle.dumps((args, backend))
-        return launch.launch_fresh(make_job(_run, arguments={"call": (named, sent)}))
-    except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
-        raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
+class _SpawnedRanks(_ShownRanks):
+    """A function in ranks that inherit the call; only new interpreters are sent it, without closures."""
+
+    kind = HostKind.INHERITING
+
+    def __init__(self, function: Callable[..., object], args: tuple[Any, ...], backend: str | None):
+        super().__init__()
+        self._function = function
+        self._args = args
+        self._backend = backend
+
+    def start(self, attempt: RankAttempt) -> None:
+        try:
+            self.run = launch.launch_from_here(attempt.job(_run), (self._function, self._args, self._backend))
+        except launch.CannotStart as error:
+            if error.is_refused:
+                raise
+            self.run = self._start_new_interpreters(attempt, error)
+
+    def _start_new_interpreters(self, attempt: RankAttempt, why: Exception) -> launch.Run:
+        try:
+            named = launch.Named.of(self._function)
+        except (AttributeError, TypeError):
+            raise RankError(f"{why}\n\nNew interpreters could run only a function that has a name.") from None
+        try:
+            # To pickle them may need the function's module.
+            sent = pickle.dumps((self._args, self._backend))
+            return launch.launch_fresh(attempt.job(_run, arguments={"call": (named, sent)}))
+        except (pickle.PicklingError, TypeError, AttributeError, ImportError) as error:
+            raise RankError(f"{why}\n\nNew interpreters cannot be sent the arguments: {error}") from None
 
 
 def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = None) -> None:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
-from torch_testing_ext._testing.bases import groups_and_devices, rank_accounts, rank_life
+from torch_testing_ext._testing.bases import group_creation, rank_accounts, rank_life
 from torch_testing_ext._testing.bases.rank_verdicts import rank_error
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import in_rank, this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.aspects.output import show_to_user
+from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.in_rank import Sanitize, log_of
 
 if TYPE_CHECKING:
@@ -128,6 +129,47 @@ def stop_if_asked(result: Any) -> None:
             result.stop()
 
 
+class InPlace(Host):
+    """A test in this process, which a launcher has started as a rank. It gets the verdict on all ranks."""
+
+    kind = HostKind.LAUNCHED
+
+    def __init__(self, body: Callable[[launch.RankContext], object], test: unittest.TestCase | None = None):
+        self._body = body
+        self._test = test
+        self._round: Round | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The folder for the files of all ranks: that of rank 0."""
+        assert self._round is not None
+        return Path(self._round.directory)
+
+    def refusal(self, what: str, why: str) -> Exception:
+        return rank_error(launch.Verdict(launch.Outcome.ERROR, f"{what}: {why}"), self._test)
+
+    def start(self, attempt: RankAttempt) -> None:
+        """Begin the test together with all ranks. Skips a test of another world size."""
+        plan = attempt.plan
+        self._round = begin(
+            plan.world_size,
+            plan.case,
+            attempt.directory,
+            attempt.timeout,
+            self._test,
+            plan.expected.may_differ,
+            attempt.sanitize,
+        )
+
+    def judge(self, attempt: RankAttempt) -> RanksEnd:
+        """Run the test, and let rank 0 judge all ranks."""
+        assert self._round is not None
+        verdict = run(self._round, self._body)
+        if self._test is not None:
+            stop_if_asked(getattr(self._test, "_result", None))
+        return RanksEnd((), verdict)
+
+
 def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
     """Run `body` here, and return the verdict on all ranks. The process goes on: nothing of it is left to its end."""
     member = _member().of_this_process()
@@ -201,7 +243,7 @@ def _end_groups() -> None:
     if _group_exists():
         import torch.distributed as dist
 
-        groups_and_devices.wait_for_peers()
+        group_creation.wait_for_peers()
         # A young exception may refer to a group, which then keeps its connections.
         gc.collect(1)
         dist.destroy_process_group()

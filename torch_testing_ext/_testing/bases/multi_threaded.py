@@ -20,10 +20,13 @@ from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure, raise_verdict
 from torch_testing_ext._testing.bases.ranked_test_case import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
+from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
 from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, kinds_on, may_differ, refuse_faults
-from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.aspects.sanitizer import sanitize_threads
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext.launch import session
+from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, TestPlan
+from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.session import Session
 
 from .invocation import case_of
 
@@ -49,29 +52,73 @@ def spawn_threads_and_init_comms(
 
     @functools.wraps(func)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        from .threaded_ranks import RankThreads, process_group
+        from .threaded_ranks import process_group
 
         def run_rank(rank: int) -> None:
-            with process_group(rank, world_size, threads.store):
+            with process_group(rank, world_size, threads.ranks.store):
                 func(self, *args, **kwargs)
 
         method = getattr(self, getattr(self, "_testMethodName", ""), None)
-        sanitize = sanitize_threads(kinds_on(func, method, type(self)))
-        threads = RankThreads(world_size, run_rank, account_for, sanitize)
-        threads.start()
-        case = case_of(f"{type(self).__qualname__}.{func.__name__}", source_file(func))
-        allowed = may_differ(func, method, self)
-        raise_verdict(_verdict_on(threads, timeout, case, allowed), self.id() if hasattr(self, "id") else "", self)
+        plan = TestPlan(
+            case_of(f"{type(self).__qualname__}.{func.__name__}", source_file(func)),
+            world_size,
+            timeout,
+            launch.Expected(may_differ=may_differ(func, method, self)),
+            kinds_on(func, method, type(self)),
+        )
+        threads = _Threads(run_rank)
+        raise_verdict(session.run(threads, plan), self.id() if hasattr(self, "id") else "", self)
 
     return wrapper
 
 
-def _verdict_on(
-    threads: RankThreads, timeout: float | None, case: launch.Case, may_differ: bool = False
-) -> launch.Verdict:
-    no_timeouts = environment.read_settings().debug_rank is not None
-    expected = launch.Expected(may_differ=may_differ)
-    return threads.join(None if no_timeouts else timeout, expected, _queued_exceptions).verdict(case)
+class _Threads(Host):
+    """Threads of this process, each a rank."""
+
+    kind = HostKind.THREADS
+    ranks: RankThreads
+
+    def __init__(self, body: Callable[[int], None], test: MultiThreadedTestCase | None = None):
+        self._body = body
+        self._test = test
+
+    def in_world(self, size: int) -> Host:
+        if self._test is None:
+            return self
+        return WorldRanks(self._run_in_world, why_not=why_not_in_world(self._test))
+
+    def _run_in_world(self, context: launch.RankContext) -> None:
+        """Run the test as a rank of a whole world: in a fork, so the class may be changed."""
+        assert self._test is not None
+        cls: Any = type(self._test)
+        cls.world_size = context.world_size
+        own = cls(self._test._testMethodName)
+        own.rank = context.rank
+        with own_cleanups(own):
+            own.perThreadSetUp()
+            own.addCleanup(own.perThreadTearDown)
+            getattr(own, own._testMethodName)()
+
+    def refusal(self, what: str, why: str) -> Exception:
+        text = f"{what}: {why}"
+        return RankError(text) if self._test is None else self._test._error(text)
+
+    def start(self, attempt: RankAttempt) -> None:
+        from .threaded_ranks import RankThreads
+
+        for _ in _queued_exceptions():
+            # The exceptions are those of threads that have outlived their test.
+            pass
+        self.ranks = RankThreads(attempt.plan.world_size, self._body, account_for, attempt.sanitize)
+        # If setUp fails later, nobody waits for them.
+        attempt.resources.callback(self.ranks.end)
+        if self._test is not None:
+            self.ranks.test = self._test
+            type(self._test).global_store = self.ranks.store
+        self.ranks.start()
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        return self.ranks.join(attempt.timeout, attempt.expected, _queued_exceptions)
 
 
 def _queued_exceptions() -> Iterator[tuple[int, ExcInfo]]:
@@ -119,7 +166,7 @@ class MultiThreadedTestCase(RankedTestCase):
     global_store: Any = None
     # Set by setUp, in the main thread.
     threads: list[Any]
-    _started: RankThreads | None = None
+    _session: Session | None = None
     _skip: TestSkip | None = None
 
     # -- for subclasses to override
@@ -140,7 +187,10 @@ class MultiThreadedTestCase(RankedTestCase):
             if self.rank == self.MAIN_THREAD_RANK:
                 if self._skip is not None:
                     raise Skipped(self._skip)
-                self._join_threads(self.threads, fn)
+                if self._session is not None and self._session.host.kind is HostKind.WORLD:
+                    self._session.finish()
+                else:
+                    self._join_threads(self.threads, fn)
             else:
                 refuse_what_ran_nothing(fn())
 
@@ -163,34 +213,28 @@ class MultiThreadedTestCase(RankedTestCase):
 
     def _spawn_threads(self) -> None:
         """Start the ranks, unless it is certain that all would skip: then the test skips, like theirs, when it runs."""
-        refuse_faults(self, "its ranks are threads, of which none can die alone: use MultiProcessTestCase")
-        self._skip = self._known_skip()
+        self._skip = self._skip_before_ranks()
         if self._skip is not None:
             return
-        from .threaded_ranks import RankThreads
-
-        size, name = self._checked_world_size(), self._current_test_name
-        sanitize = sanitize_threads(kinds_of_test(self))
-        for _ in _queued_exceptions():
-            # The exceptions are those of threads that have outlived their test.
-            pass
-        self._started = RankThreads(size, lambda rank: self._run(name, rank, size), account_for, sanitize)
-        self._started.test = self
-        type(self).global_store = self._started.store
-        # If setUp fails later, _join_threads is never called.
-        self.addCleanup(self._started.end)
-        self._started.start()
-        self.threads = self._started.threads
+        name, plan = self._current_test_name, self._plan()
+        host = _Threads(lambda rank: self._run(name, rank, plan.world_size), self)
+        own = self._session = Session(host, plan)
+        self.addCleanup(own.close)
+        own.begin()
+        if own.host is host:
+            self.threads = host.ranks.threads
 
     @classmethod
     def _join_threads(cls, threads: Sequence[Any], fn: Callable[[], Any]) -> None:
         started: RankThreads | None = getattr(threads[0], "ranks", None) if threads else None
         test = getattr(started, "test", None) or getattr(fn, "__self__", None)
-        if started is None or test is None:
+        own: Session | None = getattr(test, "_session", None)
+        if started is None or own is None:
             message = f"no ranks were started: {cls.__qualname__}.setUp() must call self._spawn_threads()"
             raise test._error(message) if isinstance(test, RankedTestCase) else RankError(message)
+        assert isinstance(test, MultiThreadedTestCase)
         timeout = test._timeout()
-        verdict = _verdict_on(started, timeout, test._case(), test._collectives_may_differ())
+        verdict = own.finish(launch.Expected(may_differ=test._collectives_may_differ()), timeout)
         cls._check_return_codes(FailedRanks(test, started, verdict), timeout, fn)
 
     @classmethod

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import system
-from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases import group_creation, shared_devices
 from torch_testing_ext._testing.bases.rank_accounts import recorded_account
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.devices import first_accelerator_use
@@ -55,7 +55,7 @@ def run_rank(
         if compiler_state.COMPILE_POOL in sys.modules:
             compiler_state.end_compile_workers()
         if context.group_creation is not None and context.group_creation.created:
-            groups_and_devices.wait_for_peers()
+            group_creation.wait_for_peers()
 
 
 def prepare_rank(context: RankContext) -> None:
@@ -72,17 +72,17 @@ def prepare_rank(context: RankContext) -> None:
         # torch reads it only at import, which was before the fork.
         c10d.set_debug_level_from_env()
     first_accelerator_use.stop_noting()
-    groups_and_devices.prepare_shared_devices(context.rank, context.world_size)
+    shared_devices.prepare_shared_devices(context.rank, context.world_size)
     if context.is_debugged:
         process_groups.wait_without_end()
-    groups_and_devices.announce_creation(context)
+    group_creation.announce_creation(context)
 
 
 def leave_process_group(fast: bool) -> None:
     """Destroy the process groups at a rank's end; with `fast`, leave gloo's groups to the end of the process."""
     if not dist.is_initialized() or (fast and process_groups.only_gloo()):
         return
-    groups_and_devices.wait_for_peers()
+    group_creation.wait_for_peers()
     with suppress(AssertionError, ValueError):
         dist.destroy_process_group()
 

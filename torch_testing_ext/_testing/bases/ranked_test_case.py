@@ -13,10 +13,10 @@ from torch_testing_ext._testing.bases.rank_accounts import account_for_error, ma
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, rank_error
 from torch_testing_ext._testing.bases.test_case import TestCase
 from torch_testing_ext._testing.marks.needs import TestSkip, first_unmet, is_ours
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, plan_on, timeout_of
+from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.aspects.sanitizer import sanitize_with
-from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.attempts import TestPlan
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -56,10 +56,6 @@ def checked_world_size(given: Any, name: str) -> int:
     return size
 
 
-# Where tests run in whole worlds: what to do before the set-up of each, in place of the preparation of its ranks.
-prepare_otherwise: Callable[["RankedTestCase"], None] | None = None
-
-
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
 
@@ -96,7 +92,7 @@ class RankedTestCase(TestCase):
 
     def run(self, result: Any = None) -> Any:
         self._result = result
-        (prepare_otherwise or type(self)._prepare_ranks)(self)
+        self._prepare_ranks()
         return super().run(result)
 
     def _prepare_ranks(self) -> None:
@@ -133,17 +129,43 @@ class RankedTestCase(TestCase):
     def _case(self) -> launch.Case:
         return case_of_test(self, self._result)
 
-    def _timeout(self) -> float | None:
-        return (
-            None if environment.read_settings().debug_rank is not None else timeout_of(self) or get_timeout(self.id())
-        )
+    def _timeout(self) -> float:
+        return timeout_of(self) or get_timeout(self.id())
 
     def _collectives_may_differ(self) -> bool:
         return may_differ(getattr(self, self._testMethodName, None), self)
 
-    def _sanitize(self) -> Sanitize:
-        """Choose the sanitizer's checks for the ranks of this test."""
-        return sanitize_with(kinds_of_test(self))
+    def _skip_before_ranks(self) -> TestSkip | None:
+        """Return the skip of all ranks, if it is certain, where the test is to run.
+
+        A class that wants a device for each rank needs none in a whole world: only what the test itself needs counts.
+        """
+        in_world = environment.read_settings().world is not None
+        return RankedTestCase._known_skip(self) if in_world else self._known_skip()
+
+    def _plan(self) -> TestPlan:
+        """What this test asks of its ranks. What `setUp` has yet to decide is told when they are waited for."""
+        world = environment.read_settings().world
+        return TestPlan(
+            self._case(),
+            self._checked_world_size() if world is None else world,
+            self._timeout(),
+            launch.Expected(may_differ=self._collectives_may_differ()),
+            kinds=kinds_of_test(self),
+            faults=self._planned_faults() if self._may_have_faults() else plan_on(self._test_method()),
+            keeps_port=True,
+            folder=self.id(),
+        )
+
+    def _may_have_faults(self) -> bool:
+        """Whether faults can happen to the ranks: not to those of a launcher or of a whole world."""
+        return launch.this_launch() is None and environment.read_settings().world is None
+
+    def _planned_faults(self) -> FaultPlan | Sweep | None:
+        return plan_on(self._test_method())
+
+    def _test_method(self) -> Any:
+        return getattr(self, self._testMethodName, None)
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

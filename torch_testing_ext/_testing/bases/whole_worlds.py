@@ -34,6 +34,8 @@ from torch_testing_ext._collectives.worlds.world_records import WorldRecords, by
 from torch_testing_ext._process import ends, fork_safety, sessions, signals, system, temporary_folders
 from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import few, grouped, list_of
+from torch_testing_ext._testing.bases.fake_groups import FakeStore
+from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._torch import imported_garbage, torch_frames
@@ -46,8 +48,6 @@ from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.fork_server import MANY_RANKS
 from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
-
-from .groups_and_devices import FakeStore, watch_creation
 
 # What a rank that does not communicate must not do: the events of Python, in words.
 _REFUSED = {

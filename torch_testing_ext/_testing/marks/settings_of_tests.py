@@ -99,11 +99,6 @@ def plan_on(target: Any) -> FaultPlan | Sweep | None:
     return plan
 
 
-def first_plan(planned: FaultPlan | Sweep | None) -> FaultPlan | None:
-    """Return the plan of the first run of a test with these faults."""
-    return planned.recording if isinstance(planned, Sweep) else planned
-
-
 def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None:
     """Return what `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
 
@@ -128,7 +123,6 @@ def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None
 
 # Why a test is in no drill.
 OWN_FAULTS = "it has faults of its own"
-LAUNCHED = "a launcher has started the ranks, and ends all with one: run the test without it"
 
 
 def drill_of(test: str, world_size: int, why_not: str = "") -> Sweep | None:
@@ -169,13 +163,6 @@ def check_faults(cls: type) -> None:
         why = plan.why_not(size)
         if why:
             raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
-
-
-def refuse_faults(test: Any, why: str = LAUNCHED) -> None:
-    """Raise the error of a test case that has faults, and whose ranks cannot have them; a drill leaves it out."""
-    say_not_drilled(why)
-    if plan_on(_method(test)) is not None:
-        raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
 
 
 def _method(test: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import names_in
 from torch_testing_ext._machine.flags import ComputedNames
-from torch_testing_ext._testing.bases import groups_and_devices, rank_life
+from torch_testing_ext._testing.bases import rank_life, shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
@@ -21,6 +21,7 @@ from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCas
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.needs import Skipped, skip_if_lt_x_gpu, too_few_devices
 from torch_testing_ext._torch.groups import fake_groups
+from torch_testing_ext.launch.aspects import devices
 
 # --------------------------------------------------------------------------------------------------------------------
 # The devices and the number of ranks of DTensor tests. A test file may set the constants in the mirror.
@@ -168,7 +169,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
 
     @property
     def backend(self) -> str:
-        return groups_and_devices.backend_of(self.device_type, int(self.world_size))
+        return shared_devices.backend_of(self.device_type, int(self.world_size))
 
     def setUp(self) -> None:
         super().setUp()
@@ -177,10 +178,10 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
     def init_pg(self, eager_init: bool, backend: str | None = None) -> None:
         """Create the default group; for an accelerator's backend, each rank first selects the device of its number."""
         if backend is not None:
-            groups_and_devices.check_backend(backend, int(self.world_size))
+            shared_devices.check_backend(backend, int(self.world_size))
         backend = backend or self.backend
         _check_known(backend)
-        on_shared = self.device_type != "cpu" and groups_and_devices.are_shared(int(self.world_size))
+        on_shared = self.device_type != "cpu" and devices.are_shared(int(self.world_size))
         device_id = self._select_device(eager_init) if on_shared or accelerators.need_accelerators(backend) else None
         dist.init_process_group(
             backend=backend,
@@ -241,7 +242,7 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
     @classmethod
     def backend_str(cls) -> str:
         size = checked_world_size(cls._get_world_size(cls._device_type()), "world_size")
-        return groups_and_devices.backend_of(cls._device_type(), size)
+        return shared_devices.backend_of(cls._device_type(), size)
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:

@@ -28,9 +28,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._testing.bases.continuous import UNSET, MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
-from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase, account_behind
+from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._testing.bases.rank_accounts import account_for
+from torch_testing_ext._testing.bases.rank_handles import account_behind
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, needs_of, too_few_devices

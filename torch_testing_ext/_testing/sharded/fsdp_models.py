@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.flags import ComputedNames
-from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks import skips
 from torch_testing_ext._torch import compiler_state, fsdp_parts
 from torch_testing_ext.launch import environment
@@ -95,7 +95,7 @@ def backend_for(world_size: int) -> str:
     """Return the backend of a group of this size on that device, which may be another if ranks share devices."""
     if constants.is_set("DISTRIBUTED_BACKEND"):
         return default_backend()
-    return groups_and_devices.backend_of(device_type(), world_size)
+    return shared_devices.backend_of(device_type(), world_size)
 
 
 def most_ranks_here() -> int:
@@ -145,7 +145,7 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
 def _init_process_group(test: Any, fake: bool) -> None:
     size = int(test.world_size)
     if fake:
-        from torch_testing_ext._testing.bases.groups_and_devices import FakeStore
+        from torch_testing_ext._testing.bases.fake_groups import FakeStore
 
         dist.init_process_group(backend="fake", world_size=size, rank=test.rank, store=FakeStore())
         return

@@ -116,7 +116,8 @@ class LocalDTensorContinuousTestBase(_SimulatedRanks, DTensorContinuousTestBase)
         if not dist.is_initialized():
             _init_fake_group(int(cls.world_size))
 
-    def _start_task(self) -> None: ...
+    def _start_task(self) -> None:
+        self._ensure_processes_spawned()
 
     @classmethod
     def tearDownClass(cls) -> None:

@@ -19,7 +19,6 @@ from torch_testing_ext._testing.bases import functions_and_scripts, launched_ran
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 
 from .class_marks import mark_of_fixture
 from .classes import DistributedFixture, environment_of
@@ -99,19 +98,11 @@ def _run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, A
     instance = cls()
     timeout = spec.timeout or request.config.getoption("rank_timeout", None)
     case = case_of(f"fixture {cls.__name__}", source_file(cls))
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        item_in_parent.leased_devices(request.config, request.node.nodeid, spec.devices) as shown,
-    ):
-        functions_and_scripts.run_in_ranks(
-            case,
-            _in_rank,
-            spec.world_size,
-            (instance, given, spec, Path(directory)),
-            timeout,
-            collectives_may_differ=may_differ(cls, cls.run),
-            sanitize=kinds_on(cls, cls.run),
-            masks=shown,
+    need = item_in_parent.need_of_devices(request.config, request.node.nodeid, spec.devices)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (instance, given, spec, Path(directory))
+        functions_and_scripts.run_spawned(
+            _in_rank, spec.world_size, arguments, timeout, need=need, case=case, targets=(cls, cls.run)
         )
     return instance
 

@@ -33,7 +33,7 @@ from torch_testing_ext._testing.sharded.dtensor_bases import (
 )
 
 if _typing.TYPE_CHECKING:
-    from torch_testing_ext._testing.bases.groups_and_devices import FakeStore as FakeStore
+    from torch_testing_ext._testing.bases.fake_groups import FakeStore as FakeStore
     from torch_testing_ext._testing.sharded.dtensor_checks import (
         DTensorConverter as DTensorConverter,
         ShardOrder as ShardOrder,
@@ -131,7 +131,7 @@ def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
         return _flags.flag(name)
     if name == "FakeStore":
-        return _importlib.import_module("torch_testing_ext._testing.bases.groups_and_devices").FakeStore
+        return _importlib.import_module("torch_testing_ext._testing.bases.fake_groups").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

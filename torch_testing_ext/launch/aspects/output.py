@@ -1,21 +1,28 @@
 """Output: what is said of ranks that have passed."""
 
+from __future__ import annotations
+
 import functools
 import os
 import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from torch_testing_ext import launch
 from torch_testing_ext._process.notes import warn_user
+from torch_testing_ext.launch.attempts import Aspect, RanksEnd
+from torch_testing_ext.launch.verdict import Outcome, RankReport
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
 
 
 class RankWarning(UserWarning):
     """Something to know although the test passes."""
 
 
-def print_leftovers(name: str, reports: Iterable[launch.RankReport]) -> None:
+def print_leftovers(name: str, reports: Iterable[RankReport]) -> None:
     """Name the processes that ranks have left running although the test passed."""
     for report in reports:
         if report.leftovers:
@@ -33,3 +40,17 @@ def show_to_user(text: str) -> None:
 
 
 say_once = functools.cache(show_to_user)
+
+
+class RankOutput(Aspect):
+    """Names what the ranks of a test that passed have left running."""
+
+    name = "output"
+
+    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        if attempt.is_first and end.verdict.outcome is Outcome.PASSED:
+            print_leftovers(attempt.plan.case.name, end.reports)
+        return end
+
+
+OUTPUT = RankOutput()

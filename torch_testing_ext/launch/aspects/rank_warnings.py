@@ -1,5 +1,7 @@
 """Warnings of ranks: recorded in the rank, and raised once more in the process of the test."""
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
@@ -8,10 +10,14 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_testing_ext.launch import AccountWriter, OwnWarning, RankAccount, RankReport
-from torch_testing_ext.launch.own_report import pack_warning
+from torch_testing_ext.launch.attempts import Aspect, RanksEnd
+from torch_testing_ext.launch.own_report import AccountWriter, OwnWarning, RankAccount, pack_warning
+from torch_testing_ext.launch.verdict import Outcome, RankReport
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
 
 
 def warn_again_of_ranks(reports: Iterable[RankReport], filtered: bool = False) -> None:
@@ -108,3 +114,18 @@ def _uncaught_exceptions() -> Iterator[None]:
             warnings.warn_explicit(warning, None, file, line)
     finally:
         threading.excepthook, sys.unraisablehook = before
+
+
+class RankWarnings(Aspect):
+    """Raises the warnings of ranks once more, where the test is waited for."""
+
+    name = "warnings"
+
+    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        if attempt.is_first:
+            filtered = attempt.host.has_own_filters and end.verdict.outcome is Outcome.PASSED
+            warn_again_of_ranks(end.reports, filtered)
+        return end
+
+
+WARNINGS = RankWarnings()

@@ -1,13 +1,21 @@
 """The sanitizer's checks of a test: which kinds its ranks get, and which they cannot have."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Collection
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
 from torch_testing_ext._process import notes
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import say_once, show_to_user
+from torch_testing_ext.launch.attempts import Aspect, HostKind
 from torch_testing_ext.launch.in_rank import Sanitize
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
 
 
 @functools.cache
@@ -52,3 +60,23 @@ def sanitize_threads(kinds: Collection[str]) -> Sanitize:
     if note:
         say_once(note)
     return settings.for_ranks(kinds)
+
+
+class Sanitizer(Aspect):
+    """Gives the ranks of a test the checks that the test and the settings name."""
+
+    name = "sanitizer"
+
+    gaps = MappingProxyType(
+        {
+            HostKind.TORCHRUN: "torchrun starts them, with one seed of hashes: they are not checked for hash",
+            HostKind.THREADS: "they share the hash seed of their interpreter, and torch's hooks of optimizers",
+        }
+    )
+
+    def prepare(self, attempt: RankAttempt) -> None:
+        kinds = attempt.plan.kinds
+        attempt.sanitize = sanitize_threads(kinds) if attempt.host.kind is HostKind.THREADS else sanitize_with(kinds)
+
+
+SANITIZER = Sanitizer()

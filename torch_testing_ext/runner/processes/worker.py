@@ -19,7 +19,6 @@ from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext.launch import in_rank, start
-from torch_testing_ext.launch.environment import IN_WORLD
 from torch_testing_ext.launch.terminal_turns import StopContext
 from torch_testing_ext.runner.model import TestEnd, TestOutcome
 
@@ -111,10 +110,6 @@ def run(unit: UnitSpec, found: Tests, send: Callable[[FromWorker], None]) -> int
         else:
             why = f"{name} was listed, but does not exist when the file is imported again"
             send(NotRun(number, time.monotonic(), TestEnd(TestOutcome.ERROR, why)))
-    if unit.environ.get(IN_WORLD):
-        from torch_testing_ext._testing.bases import tests_in_worlds
-
-        tests_in_worlds.install()
     before = len(sys.modules)
     # All of them, or none.
     are_for_pytest = any(isinstance(test, PytestTest) for _, test in tests)

@@ -33,7 +33,7 @@ from kit.processes import files_not_kept, open_descriptors
 
 from torch_testing_ext import launch
 from torch_testing_ext._testing.bases import ranked_test_case
-from torch_testing_ext._testing.bases.continuous import GlobalStateWarning
+from torch_testing_ext._testing.bases.global_state import GlobalStateWarning
 from torch_testing_ext.common_distributed import TEST_SKIPS, MultiProcContinuousTest, RankError
 from torch_testing_ext.common_utils import (
     TestCase,
@@ -206,7 +206,7 @@ class TestRanks(TestCase):
         with files_not_kept():
             run_class(Things, "passes")
             self.assertEqual(Things.processes, [])
-            self.assertIsNone(vars(Things)["_persistent_ranks"])
+            self.assertIsNone(vars(Things)["_kept"])
             self.assertFalse(dist.is_initialized())
             self.assertFalse(os.path.exists(Things.rdvz_file or ""))
 

@@ -13,8 +13,8 @@ from kit.outcomes import outcome_of
 from kit.processes import is_alive
 from kit.ranks import Ranks, outcome_and_told, stays_true, wait_for
 
-from torch_testing_ext._testing.bases import groups_and_devices
-from torch_testing_ext._testing.bases.groups_and_devices import GroupCreation
+from torch_testing_ext._testing.bases import group_creation
+from torch_testing_ext._testing.bases.group_creation import GroupCreation
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import AccountWriter, RankContext, read_account
 
@@ -30,7 +30,7 @@ class Things(Ranks):
         return Path(self.file_name).parent
 
     def create_slowly(self, name="a group") -> None:
-        with groups_and_devices._creating(name):
+        with group_creation._creating(name):
             if self.rank == 1:
                 (self.directory / "pid").write_text(str(os.getpid()))
                 wait_for(lambda: read_account(self.directory / "rank0.account") is not None)
@@ -200,7 +200,7 @@ class TestWaiting(TestCase):
         if pid == 0:
             os.close(end)
             GroupCreation(self.file, rank=1).lock(
-                fcntl.LOCK_SH, groups_and_devices._range_of("one", 0), groups_and_devices._MOST_RANKS
+                fcntl.LOCK_SH, group_creation._range_of("one", 0), group_creation._MOST_RANKS
             )
             os.write(started, b"1")
             os.read(stop, 1)
@@ -223,11 +223,11 @@ class TestWaiting(TestCase):
         """It has the rank's context, but may create the group with the rank itself."""
         context = RankContext(0, 2, self.file.parent, AccountWriter(None))
         context.group_creation = self.groups
-        with context.entered(), groups_and_devices._creating("one"):
+        with context.entered(), group_creation._creating("one"):
             pid = os.fork()
             if pid == 0:
-                with groups_and_devices._creating("one"):
-                    groups_and_devices.wait_for_peers()
+                with group_creation._creating("one"):
+                    group_creation.wait_for_peers()
                 os._exit(0)
             self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
         self.assertEqual(len(self.groups.created), 1)

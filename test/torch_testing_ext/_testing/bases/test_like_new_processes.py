@@ -19,8 +19,8 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told
 
 from torch_testing_ext import launch
-from torch_testing_ext._testing.bases import multi_process, rank_life, ranked_test_case
-from torch_testing_ext._testing.bases.tests_in_ranks import expected_imports
+from torch_testing_ext._testing.bases import process_ranks_test_case, rank_life, ranked_test_case
+from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiProcContinuousTest,
@@ -154,7 +154,7 @@ class TestBadNeeds(TestCase):
         """Any other error is one of the need: it is raised again, and shown, when the ranks are to start."""
         for error, may_skip in ((AttributeError("no processes yet"), True), (ValueError("a bug"), False)):
             with mock.patch.object(HasBadNeed, "error", error, create=True):
-                self.assertEqual(multi_process._skips_without_set_up(HasBadNeed("passes")), may_skip)
+                self.assertEqual(process_ranks_test_case._skips_without_set_up(HasBadNeed("passes")), may_skip)
                 seen = outcome_of(HasBadNeed("passes"))
                 self.assertEqual((seen.outcome, str(error) in seen.message), ("error", True), seen.message)
 

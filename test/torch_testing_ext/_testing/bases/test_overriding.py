@@ -20,7 +20,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, outcome_and_told, ranks_told, wait_for
 
 from torch_testing_ext._testing.bases import ranked_test_case
-from torch_testing_ext._testing.bases.multi_process import PipeToParent
+from torch_testing_ext._testing.bases.rank_handles import PipeToParent
 from torch_testing_ext.common_distributed import (
     TEST_SKIPS,
     MultiProcessTestCase,

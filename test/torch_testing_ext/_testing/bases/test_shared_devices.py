@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks.needs import Skipped
 from torch_testing_ext._testing.sharded import dtensor_bases, fsdp_models
 from torch_testing_ext._torch.devices import cuda_state
@@ -127,7 +127,7 @@ class BeginTest(OneGpuCase):
             mock.patch.dict(dist.Backend.default_device_backend_map),
             mock.patch.dict(os.environ, environ),
         )
-        groups_and_devices.prepare_shared_devices(rank, world_size)
+        shared_devices.prepare_shared_devices(rank, world_size)
 
     def test_over_gloo(self):
         self.use(*one_gpu(4))
@@ -198,14 +198,14 @@ class BasesTest(OneGpuCase):
     def test_nccl_where_it_allows_that(self):
         self.use(*one_gpu(4, nccl=(2, 30, 7)))
         self.assertEqual(fsdp_models.backend_for(4), "nccl")
-        groups_and_devices.check_backend("nccl", 4)
+        shared_devices.check_backend("nccl", 4)
 
     def test_a_test_of_nccl_skips_where_it_does_not(self):
         self.use(*one_gpu(4))
         with self.assertRaisesRegex(Skipped, r"NCCL 2\.28\.9 does not let 4 ranks share 1 GPU"):
-            groups_and_devices.check_backend("cpu:gloo,cuda:nccl", 4)
-        groups_and_devices.check_backend("nccl", 1)
-        groups_and_devices.check_backend("gloo", 4)
+            shared_devices.check_backend("cpu:gloo,cuda:nccl", 4)
+        shared_devices.check_backend("nccl", 1)
+        shared_devices.check_backend("gloo", 4)
 
     def test_create_pg(self):
         class Base(DistributedTestBase):

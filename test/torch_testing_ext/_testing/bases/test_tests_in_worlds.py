@@ -10,7 +10,6 @@ import world_tests_subject as subject
 from kit.outcomes import outcome_of
 
 from torch_testing_ext._collectives.worlds import world_views
-from torch_testing_ext._testing.bases import ranked_test_case, tests_in_worlds
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.environment import IN_WORLD
 
@@ -25,9 +24,6 @@ def line_of(text):
 
 class TestsInWorldsTest(unittest.TestCase):
     def setUp(self):
-        installed = unittest.mock.patch.object(ranked_test_case, "prepare_otherwise", tests_in_worlds.prepare)
-        installed.start()
-        self.addCleanup(installed.stop)
         noted = unittest.mock.patch.object(world_views, "noted_worlds", [])
         noted.start()
         self.addCleanup(noted.stop)

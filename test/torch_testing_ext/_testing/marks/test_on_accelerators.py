@@ -15,11 +15,14 @@ from unittest import mock
 import torch
 from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases, with_accelerators
 
+from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators, device_rules, flags
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
-from torch_testing_ext._testing.bases import functions_and_scripts, groups_and_devices
-from torch_testing_ext._testing.bases.functions_and_scripts import devices_of_ranks
+from torch_testing_ext._testing.bases import functions_and_scripts
+from torch_testing_ext._testing.bases.functions_and_scripts import need_of_devices
 from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
+from torch_testing_ext.launch.aspects import devices as leases
+from torch_testing_ext.launch.attempts import RanksEnd
 from torch_testing_ext.ranks import run_script, spawn
 
 BACKEND = "testccl"
@@ -192,7 +195,7 @@ class TestRanks(unittest.TestCase):
         use_own_leases(self)
 
     def masks(self, *arguments):
-        with devices_of_ranks(*arguments) as environ:
+        with leases.variables_of(need_of_devices(*arguments)) as environ:
             return environ.get(MASK), environ.get(LEASED, "").count(KIND) // 2
 
     @with_accelerators(2)
@@ -230,20 +233,34 @@ class TestRanks(unittest.TestCase):
     def test_no_other_program_has_the_same_while_they_run(self):
         other = self.locks(4)
         other.acquire("0")
-        with mock.patch.object(functions_and_scripts, "_spawn", side_effect=self.check_lease) as start:
+        with self.unstarted("_SpawnedRanks", self.check_lease):
             spawn(_nothing, 2, devices=2)
-        start.assert_called_once()
-        for launcher, starter in ((None, "_in_ranks"), ("torchrun", "_under_torchrun")):
-            with mock.patch.object(functions_and_scripts, starter, return_value="") as start:
+        for launcher, host in ((None, "_ScriptRanks"), ("torchrun", "_TorchrunRanks")):
+            seen = {}
+            with self.unstarted(host, seen.update):
                 run_script(__file__, world_size=1, devices=1, launcher=launcher)
-            _, _, _, environ, _ = start.call_args.args
-            self.assertEqual((environ[MASK], environ[LEASED]), ("1", f"{KIND}-{KIND}-1"))
+            self.assertEqual((seen[MASK], seen[LEASED]), ("1", f"{KIND}-{KIND}-1"))
         self.assertEqual([name for name in "0123" if other.acquire(name)], ["0", "1", "2", "3"])
         other.close()
 
-    def check_lease(self, *arguments):
+    @contextlib.contextmanager
+    def unstarted(self, host, look):
+        """Let the ranks of a host pass without a start; `look` gets the variables that they would have."""
+        looked = mock.Mock()
+
+        def start(_, attempt):
+            attempt.equip()
+            look(attempt.environ)
+            looked()
+
+        passes = RanksEnd((), launch.Verdict(launch.Outcome.PASSED))
+        ranks = getattr(functions_and_scripts, host)
+        with mock.patch.multiple(ranks, start=start, judge=lambda *_: passes):
+            yield
+        looked.assert_called_once()
+
+    def check_lease(self, environ):
         """What is passed to ranks that lease 1 and 2."""
-        environ = arguments[-1]
         identities = [f"{KIND}-{KIND}-{number}" for number in (1, 2)]
         self.assertEqual((environ[MASK], environ[LEASED]), ("1,2", ",".join(identities)))
         others = self.locks(4)
@@ -257,8 +274,8 @@ class TestRanks(unittest.TestCase):
         self.assertTrue(accelerators.device_uuids())
         told = queue.Queue()
         with (
-            mock.patch.object(groups_and_devices, "_RESERVE_AFTER", 0.0),
-            mock.patch.object(groups_and_devices.notes, "warn_user", told.put),
+            mock.patch.object(leases, "_RESERVE_AFTER", 0.0),
+            mock.patch.object(leases.notes, "warn_user", told.put),
         ):
             yield told
 
@@ -267,12 +284,12 @@ class TestRanks(unittest.TestCase):
         got = queue.Queue()
 
         def wait():
-            with devices_of_ranks(1, 1, None, "the waiting one") as environ:
+            with leases.variables_of(need_of_devices(1, 1, None, "the waiting one")) as environ:
                 got.put(environ[LEASED])
 
         thread = threading.Thread(target=wait, daemon=True)
         with self.told_at_once() as told:
-            with devices_of_ranks(2, 2, None, "this test"):
+            with leases.variables_of(need_of_devices(2, 2, None, "this test")):
                 thread.start()
                 text = told.get(timeout=60)
                 self.assertTrue(got.empty())
@@ -283,10 +300,10 @@ class TestRanks(unittest.TestCase):
     @with_accelerators(3)
     def test_a_thread_does_not_wait_for_itself(self):
         """Ranks that tests of a class share have devices while none of them runs. Free ones come first."""
-        with devices_of_ranks(2, 2) as outer:
+        with leases.variables_of(need_of_devices(2, 2)) as outer:
             self.assertEqual(outer[MASK], "0,1")
             for count, mask in ((1, "2"), (2, "2,0"), (3, None)):
-                with devices_of_ranks(count, count) as inner:
+                with leases.variables_of(need_of_devices(count, count)) as inner:
                     self.assertEqual(inner.get(MASK), mask)
             self.assertFalse(self.locks(3).acquire("0"))
 
@@ -298,9 +315,9 @@ class TestRanks(unittest.TestCase):
         got = queue.Queue()
 
         def lease_twice():
-            with devices_of_ranks(2, 2):
+            with leases.variables_of(need_of_devices(2, 2)):
                 both_have_some.wait(60)
-                with devices_of_ranks(4, 4) as environ:
+                with leases.variables_of(need_of_devices(4, 4)) as environ:
                     got.put(environ[LEASED])
 
         threads = [threading.Thread(target=lease_twice, daemon=True) for _ in range(2)]

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._testing.bases import groups_and_devices
+from torch_testing_ext._testing.bases import group_creation
 from torch_testing_ext.common_distributed import needs_of
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor import common_dtensor
@@ -185,7 +185,7 @@ class InRanksTest(DTensorTestBase):
         creates, gone = (Path(f"{self.file_name}.{name}") for name in ("creates", "gone"))
 
         def body(_: Any) -> None:
-            with groups_and_devices._creating("a group"):
+            with group_creation._creating("a group"):
                 if self.rank == 0:
                     creates.touch()
                     # A rank that does not wait for its peers has destroyed its group much sooner.

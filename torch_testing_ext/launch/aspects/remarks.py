@@ -1,0 +1,32 @@
+"""Remarks: what others know of a failure in ranks, such as a run of PyTorch's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch_testing_ext.launch.attempts import Aspect, RanksEnd
+from torch_testing_ext.launch.verdict import Expected, RankReport, Verdict
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
+
+# A text about the end of a test; "" for none.
+Remark = Callable[[Sequence[RankReport], Expected, Verdict], str]
+
+
+class Remarks(Aspect):
+    """Adds to a verdict what each of its sources says about it."""
+
+    name = "remarks"
+
+    def __init__(self) -> None:
+        self.sources: list[Remark] = []
+
+    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        for remark in self.sources:
+            end = end.with_note(remark(end.reports, attempt.expected, end.verdict))
+        return end
+
+
+REMARKS = Remarks()

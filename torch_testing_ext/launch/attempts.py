@@ -1,0 +1,254 @@
+"""One attempt of a test in its ranks, and who takes part in it: the plan, the host, and the aspects.
+
+A host is one way to have ranks: fresh ranks, ranks that tests share, threads and others. It says how the ranks begin,
+what runs in them, and how a refusal is raised. An aspect is one thing that one may ask of a test in ranks, a module of
+`aspects/`. `session.py` has the order in which all of them act.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from torch_testing_ext._process.source_files import source_file
+from torch_testing_ext._process.terminal import UserTerminal
+from torch_testing_ext.faults import FaultPlan, Sweep
+
+from . import start
+from .environment import Settings
+from .in_rank import Job, Named, ProcessContext, Sanitize
+from .rank_watch import RankEvidence, end_run, watch
+from .start import Run
+from .verdict import Case, Expected, RankReport, Verdict
+
+
+@dataclass(frozen=True)
+class DeviceNeed:
+    """The accelerators of a test: a number that it leases, all that there are, or none."""
+
+    # How many; 0 for none.
+    count: int = 0
+    # Whether its ranks see no accelerator.
+    are_hidden: bool = False
+    # In words, for those who wait.
+    owner: str = ""
+    # A folder for locks, where that of this user cannot be used; None: one that ends with the lease.
+    other_folder: Callable[[], Path] | None = None
+
+
+@dataclass(frozen=True)
+class TestPlan:
+    """What a test asks of its ranks."""
+
+    case: Case
+    world_size: int
+    # The time limit of the test in seconds; None: it has none.
+    timeout: float | None = None
+    expected: Expected = field(default_factory=Expected)
+    # The kinds of checks that `@sanitize` names.
+    kinds: Collection[str] = ()
+    faults: FaultPlan | Sweep | None = None
+    devices: DeviceNeed = field(default_factory=DeviceNeed)
+    # Variables of the ranks besides those of this process.
+    environ: Mapping[str, str] = field(default_factory=dict)
+    # Whether the ranks get a MASTER_PORT that the test has set before.
+    keeps_port: bool = False
+    # The name of the folder for the files of the ranks; that of the case by default.
+    folder: str = ""
+
+    @property
+    def first_faults(self) -> FaultPlan | None:
+        """The faults of the first run of the test."""
+        return self.faults.recording if isinstance(self.faults, Sweep) else self.faults
+
+
+class HostKind(enum.Enum):
+    """The kinds of ranks that a test can have. The values are for documents and messages."""
+
+    FRESH = "fresh ranks of a test class"
+    KEPT = "ranks that tests share"
+    OWN = "ranks that a class starts itself"
+    THREADS = "threads"
+    INHERITING = "ranks of a marked function, or of `spawn`"
+    SCRIPT = "ranks of `run_script`"
+    TORCHRUN = "ranks of `run_script(launcher='torchrun')`"
+    LAUNCHED = "ranks of a launcher"
+    WORLD = "ranks of a whole world"
+
+
+@dataclass(frozen=True)
+class RanksEnd:
+    """The end of a test in its ranks: their reports, where there are any, and the verdict."""
+
+    reports: Sequence[RankReport]
+    verdict: Verdict
+
+    def with_note(self, note: str) -> RanksEnd:
+        """The end with something that was noticed besides."""
+        return replace(self, verdict=self.verdict.with_note(note)) if note else self
+
+
+class Host:
+    """One way to have ranks. `session.run` calls the methods in their order below."""
+
+    kind: ClassVar[HostKind]
+    # Whether the ranks may have other filters of warnings than this process has.
+    has_own_filters: ClassVar[bool] = False
+
+    def in_world(self, size: int) -> Host:
+        """The host that runs the test in a whole world of this size instead; itself if it never does."""
+        return self
+
+    def in_place(self) -> Host:
+        """The host that runs the test in the processes of a launcher, of which this one is one; itself if none does."""
+        return self
+
+    def refusal(self, what: str, why: str) -> Exception:
+        """The exception for a test that asks for what such ranks cannot have."""
+        raise NotImplementedError
+
+    def start(self, attempt: RankAttempt) -> None:
+        """Start the ranks of an attempt."""
+        raise NotImplementedError
+
+    def watching(self) -> AbstractContextManager[None, bool | None]:
+        """Surround the time in which this process waits for ranks."""
+        return nullcontext()
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        """Wait until the test has ended in all ranks."""
+        raise NotImplementedError
+
+    def judge(self, attempt: RankAttempt) -> RanksEnd:
+        """Wait for the ranks, and judge them. A host overrides this if its ranks are judged elsewhere."""
+        with self.watching():
+            evidence = self.watch(attempt)
+        return RanksEnd(evidence.reports, evidence.verdict(attempt.plan.case))
+
+    def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        """Add what only this host knows."""
+        return end
+
+    def release(self, attempt: RankAttempt) -> None:
+        """End what is left of the ranks. It is called in any case, and may be called twice."""
+
+
+class ProcessHost(Host):
+    """A host whose ranks are processes that end with the test."""
+
+    run: Run | None = None
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        assert self.run is not None
+        return watch(self.run, attempt.timeout, attempt.expected, self.at_timeout)
+
+    def at_timeout(self) -> None:
+        """Called at the time-out, while ranks still run."""
+
+    def release(self, attempt: RankAttempt) -> None:
+        run, self.run = self.run, None
+        if run is not None and run.alive:
+            end_run(run)
+
+
+class Aspect:
+    """One thing that one may ask of a test in ranks. A session calls the methods in their order below.
+
+    A module of this package has one; it imports no torch before a test asks for the aspect.
+    """
+
+    # The name in documents.
+    name: ClassVar[str]
+    # Why hosts of these kinds cannot have it: a sentence about such ranks.
+    gaps: ClassVar[Mapping[HostKind, str]] = MappingProxyType({})
+
+    def check(self, host: Host, plan: TestPlan, settings: Settings) -> TestPlan:
+        """Return the plan of a test without what its host cannot have. Raises what keeps the test from running."""
+        return plan
+
+    def prepare(self, attempt: RankAttempt) -> None:
+        """Decide what the ranks of an attempt do, before they start."""
+
+    def equip(self, attempt: RankAttempt) -> None:
+        """Get what processes need as long as they live, and give it back by the attempt's `resources`."""
+
+    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
+        """See the end of the test in all ranks, and complete it."""
+        return end
+
+
+class RankAttempt:
+    """One run of a test in its ranks: its files, its variables, its checks, and what must be given back."""
+
+    def __init__(
+        self,
+        host: Host,
+        plan: TestPlan,
+        settings: Settings,
+        aspects: Sequence[Aspect],
+        faults: FaultPlan | None = None,
+        directory: Path | None = None,
+    ):
+        """`directory`: for its files, made by the caller; None makes one. It is removed at the end."""
+        self.host = host
+        self.plan = plan
+        self.settings = settings
+        self._aspects = aspects
+        self.faults = faults
+        self.directory = directory or start.new_directory(plan.folder or plan.case.name)
+        # The attempt that a test begins with; in a sweep, others follow.
+        self.is_first = True
+        self.environ: dict[str, str] = dict(plan.environ)
+        self.sanitize = Sanitize()
+        self.debug_rank = settings.debug_rank
+        self.resources = ExitStack()
+        self.resources.callback(self._discard)
+        self._is_equipped = False
+
+    def _discard(self) -> None:
+        start.discard(self.directory, of_fault=not self.is_first)
+
+    @property
+    def timeout(self) -> float | None:
+        """The time limit of the ranks. A rank in the debugger takes as long as the user wants."""
+        return None if self.debug_rank is not None else self.plan.timeout
+
+    @property
+    def expected(self) -> Expected:
+        return self.plan.expected
+
+    def equip(self) -> None:
+        """Get what the processes of ranks need as long as they live, such as ports and devices."""
+        if not self._is_equipped:
+            self._is_equipped = True
+            for aspect in self._aspects:
+                aspect.equip(self)
+
+    def job(self, body: Callable[..., object], subject: type | None = None, **fields: Any) -> Job:
+        """Make the job of ranks that run `body` in the state of this process.
+
+        `subject` is the class of the test, which the body gets; `fields` are further ones of the job.
+        """
+        from torch_testing_ext._machine import accelerators
+
+        self.equip()
+        terminal = UserTerminal.here()
+        job = Job(
+            Named.of(body),
+            self.plan.world_size,
+            self.directory,
+            ProcessContext.here(self.environ),
+            None if subject is None else Named.of(subject),
+            seed=accelerators.SEED,
+            stream=self.settings.stream,
+            debug_rank=self.debug_rank,
+            terminal=terminal,
+            expects_stops=terminal.expects_stops(None if subject is None else source_file(subject)),
+            sanitize=self.sanitize,
+        )
+        return replace(job, **fields)
