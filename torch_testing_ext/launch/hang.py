@@ -1,4 +1,4 @@
-"""Explains hangs from stacks and sources: where ranks wait, where they left, and which errors a test expects.
+"""Explains hangs from stacks and sources: where ranks wait, and where they left.
 
 Pure: it gets texts and returns data.
 """
@@ -8,16 +8,14 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
-from torch_testing_ext._collectives.findings.uneven_calls import EXPECTED_TIMEOUT, first_uneven, first_unmatched
-from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord, SeenError
+from torch_testing_ext._collectives.findings.finding import Finding
+from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
 from torch_testing_ext._process import system
 from torch_testing_ext._process.source_files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
@@ -184,120 +182,6 @@ def site_in_words(stacks: str, file: str) -> str:
     """That line in words, with its source."""
     site = site_of_rank(stacks, file)
     return "place unknown" if site is None else f"{site}{_source(site)}"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What ranks that have passed left out, and errors of lost peers that they caught, unless the test expects that.
-
-
-def left_out(records: Sequence[RankRecord], reports: Sequence[RankReport]) -> Finding | None:
-    """A collective or message that some ranks have left out, unless the test probably expects what came of it."""
-    for rule in (first_uneven, functools.partial(first_unmatched, only_messages=True)):
-        finding = rule(records)
-        # The recorder does not know that a wait has raised as the test expects.
-        if finding is not None and not any(map(_probably_expects_error_of_wait, finding.sites)):
-            return finding
-        caught = rule(records, has_raised=True)
-        if caught is not None and is_caught(caught, reports):
-            return caught
-    return None
-
-
-def is_caught(finding: Finding, reports: Sequence[RankReport]) -> bool:
-    """Does a rank of this finding probably swallow the error of its call?"""
-    callers = {line.rank: line.site for line in finding.lines if isinstance(line, Doing) and line.site is not None}
-    seen = {r.rank: [error.sites for error in r.recorder.errors] for r in reports if r.recorder is not None}
-    for rank, site in callers.items():
-        errors = seen.get(rank, [])
-        # A wait raises at another line than that of the call.
-        through = [sites for sites in errors if site in sites] or errors or [(site,)]
-        if any(map(probably_catches_errors, through)):
-            return True
-    return False
-
-
-def lost_peer_that_is_caught(reports: Sequence[RankReport]) -> Finding | None:
-    """The first error of a call, by another rank that had ended, which ranks probably swallow: all have passed."""
-    if any(report.ending is not RankEnding.PASSED for report in reports):
-        return None
-    caught: dict[int, SeenError] = {}
-    for report in reports:
-        record = report.recorder
-        if record is None or min(_timeouts(record), default=math.inf) < EXPECTED_TIMEOUT:
-            continue
-        swallowed = (each for each in record.errors if each.lost_peer and probably_catches_errors(each.sites))
-        error = next(swallowed, None)
-        if error is not None:
-            caught[report.rank] = error
-    if not caught:
-        return None
-    calls = ", ".join(dict.fromkeys(error.title for error in caught.values()))
-    sentence = f"{list_of(list(caught))} caught the error of {calls}: another rank had left"
-    lines = tuple(
-        Doing(rank, f"caught the error of {error.title}", next(iter(error.sites), None))
-        for rank, error in caught.items()
-    )
-    return Finding(FindingKind.UNMATCHED, sentence, lines, tuple(caught), is_hazard=True)
-
-
-def _timeouts(record: RankRecord) -> Iterator[float]:
-    for calls in (*record.calls.values(), *record.messages.values()):
-        yield from (call.timeout for call in calls)
-
-
-def _probably_expects_error_of_wait(site: Site) -> bool:
-    """Guess from the source that a test expects an error of a `wait` in the function of this line.
-
-    One with arguments has a time-out; one may be in an `assertRaises`.
-    """
-    for function in _around(site):
-        if not isinstance(function, ast.FunctionDef) or function.name != site.function:
-            continue
-        for node in ast.walk(function):
-            is_expected = isinstance(node, ast.With) and "aises" in ast.unparse(node.items[0])
-            if is_expected and any(map(_is_wait, ast.walk(node))):
-                return True
-            if isinstance(node, ast.Call) and _is_wait(node) and (node.args or node.keywords):
-                return True
-    return False
-
-
-def _is_wait(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait"
-
-
-def probably_catches_errors(sites: Iterable[Site]) -> bool:
-    """Guess from the source that a `try` or `suppress` swallows an error, and no `assertRaises`.
-
-    `sites`: the lines through which it comes, innermost first.
-    """
-    for site in sites:
-        around = [] if is_library(site.file) else list(_around(site))
-        managers = [ast.unparse(node.items[0]) for node in around if isinstance(node, ast.With)]
-        if any("aises" in manager for manager in managers):
-            return False
-        if any("suppress(" in manager for manager in managers):
-            return True
-        if any(isinstance(node, ast.Try) and _guards(node, site.line) for node in around):
-            return True
-    return False
-
-
-def _guards(node: ast.Try, line: int) -> bool:
-    """Do the handlers of a `try` get the errors of this line, or does a `return` in its `finally` drop them?"""
-    end = node.body[-1].end_lineno or 0
-    drops = any(isinstance(each, (ast.Return, ast.Break, ast.Continue)) for each in node.finalbody)
-    return (bool(node.handlers) or drops) and node.body[0].lineno <= line <= end
-
-
-def _around(site: Site) -> Iterator[ast.stmt]:
-    """The statements that a line is in, from the outermost one."""
-    tree = source_tree(site.file)
-    if tree is None:
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and node.lineno <= site.line <= (node.end_lineno or node.lineno):
-            yield node
 
 
 def main_thread(stacks: str) -> list[dict[str, str]]:

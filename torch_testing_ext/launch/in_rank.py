@@ -440,9 +440,7 @@ def _packed(
     groups = [group.fields for group in made_groups.made_groups()]
     creating = made_groups.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = [
-        (error.at, error.function, error.lost_peer, error.places) for error in collective_errors.errors_of_collectives()
-    ]
+    errors = collective_errors.errors_of_collectives()
     return pack_record(groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made)
 
 

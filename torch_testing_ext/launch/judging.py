@@ -30,7 +30,7 @@ from torch_testing_ext._collectives.findings.abandoned_calls import first_left_a
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
-from torch_testing_ext._collectives.findings.uneven_calls import differences, first_unmatched
+from torch_testing_ext._collectives.findings.uneven_calls import differences, first_uneven, first_unmatched
 from torch_testing_ext._collectives.proof.store_waits import suspected_creation
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
@@ -443,9 +443,6 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
     """Judge ranks that passed with matching collectives: sanitizer findings and unmatched calls."""
     if not expected.may_differ and any(r.issued for r in reports):
         unmatched = first_unmatched(_records(reports))
-        if unmatched is None:
-            caught = first_unmatched(_records(reports), has_raised=True)
-            unmatched = caught if caught is not None and hang.is_caught(caught, reports) else None
         if unmatched is not None:
             reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
     found = sorted(
@@ -455,12 +452,16 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
         return _found(reports, found[0], case)
     hazards = [finding for r in reports for finding in r.found]
     if not expected.may_differ:
-        left_out = None if any(r.issued for r in reports) else hang.left_out(_records(reports), reports)
-        caught = None if hazards or expected.faults is not None else hang.lost_peer_that_is_caught(reports)
-        hazards += filter(None, [left_out or caught])
+        hazards += [] if any(r.issued for r in reports) else _left_out(_records(reports))
     not_compared = "" if expected.may_differ else _not_compared(reports)
     remarks = [not_compared, *(f"{hazard.sentence}\n{hazard.calls}" for hazard in hazards)]
     return Verdict(Outcome.PASSED, "\n".join(filter(None, remarks)))
+
+
+def _left_out(records: Sequence[RankRecord]) -> list[Finding]:
+    """A collective or message that some ranks have left out, as torch's recorders show it."""
+    finding = first_uneven(records) or first_unmatched(records, only_messages=True)
+    return [] if finding is None else [finding]
 
 
 def _not_compared(reports: Sequence[RankReport]) -> str:

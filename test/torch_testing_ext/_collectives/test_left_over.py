@@ -1,4 +1,4 @@
-"""What ranks leave out, and nobody misses or a rank catches: a warning, and no harm to the next test of these ranks."""
+"""What ranks leave out, and nobody misses: a warning, and no harm to the next test of these ranks."""
 
 import contextlib
 import io
@@ -49,7 +49,8 @@ def swallows(call):
             try:
                 call()
             except RuntimeError as error:
-                print(error)
+                # Not to the terminal, which the test reads.
+                self.assertTrue(str(error))
 
     return body
 
@@ -57,25 +58,11 @@ def swallows(call):
 SWALLOWED = {
     "a_receive": lambda: dist.recv(torch.ones(4), 1),
     "a_receive_of_objects": lambda: dist.recv_object_list([None], 1),
-    "a_wait_for_a_receive": lambda: dist.irecv(torch.ones(4), 1).wait(),
     "a_send": lambda: dist.send(torch.ones(4), 1),
     "a_barrier": lambda: dist.barrier(),
     "a_monitored_barrier": lambda: dist.monitored_barrier(),
     "objects": lambda: dist.all_gather_object([None] * 3, 1),
 }
-
-
-def receive_that_is_expected_to_fail(self):
-    if self.rank == 0:
-        with self.assertRaises(RuntimeError):
-            dist.recv(torch.ones(4), 1)
-
-
-def wait_that_is_expected_to_fail(self):
-    if self.rank == 0:
-        work = dist.irecv(torch.ones(4), 1)
-        with self.assertRaises(RuntimeError):
-            work.wait()
 
 
 def send_without_the_group(self):
@@ -89,8 +76,6 @@ def send_without_the_group(self):
 
 class Alone(Fresh):
     message_that_nobody_receives = in_fresh_ranks(message_that_nobody_receives)
-    receive_that_is_expected_to_fail = in_fresh_ranks(receive_that_is_expected_to_fail)
-    wait_that_is_expected_to_fail = in_fresh_ranks(wait_that_is_expected_to_fail)
     send_without_the_group = in_fresh_ranks(send_without_the_group)
     async_broadcast_of_the_root = in_fresh_ranks(async_broadcast_of_the_root)
     async_all_reduce_of_one_rank = in_fresh_ranks(async_all_reduce_of_one_rank)
@@ -139,13 +124,6 @@ class LeftOverTest(unittest.TestCase):
             ("async_broadcast_of_the_root", "ranks 1, 2 left before broadcast #2, which rank 0 issued"),
             ("async_all_reduce_of_one_rank", "ranks 0, 2 left before all_reduce #1, which rank 1 issued"),
             ("message_that_nobody_receives", "nobody received rank 0's send #1 to rank 1 [4]"),
-            ("a_receive", "nobody sent the message for rank 0's recv #1 from rank 1 [4]; rank 0 caught the error"),
-            ("a_receive_of_objects", "for rank 0's recv #1 from rank 1 [1]; rank 0 caught the error"),
-            ("a_wait_for_a_receive", "nobody sent the message for rank 0's recv #1 from rank 1 [4]"),
-            ("a_send", "nobody received rank 0's send #1 to rank 1 [4]; rank 0 caught the error"),
-            ("a_barrier", "ranks 1, 2 left before barrier #1, which rank 0 issued; rank 0 caught the error"),
-            ("a_monitored_barrier", "rank 0 caught the error of monitored_barrier: another rank had left"),
-            ("objects", "ranks 1, 2 left before all_gather #1, which rank 0 issued; rank 0 caught the error"),
         ):
             with self.subTest(name):
                 outcome, message, said = self.run_quietly(Alone(name))
@@ -154,8 +132,8 @@ class LeftOverTest(unittest.TestCase):
                 self.assertIn("test_left_over.py:", said)
 
     def test_no_warning(self):
-        expected = ("receive_that_is_expected_to_fail", "wait_that_is_expected_to_fail")
-        for name in ("error_that_is_expected", "on_purpose", *expected, "send_without_the_group"):
+        """Neither where nothing is left out, nor where something has raised: the test may expect that."""
+        for name in ("error_that_is_expected", "on_purpose", "send_without_the_group", *SWALLOWED):
             with self.subTest(name):
                 self.assertEqual(self.run_quietly(Alone(name)), ("passed", "", ""))
 

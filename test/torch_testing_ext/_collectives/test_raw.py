@@ -43,7 +43,7 @@ def left(rank, *entries, groups=None, first=0, errors=(), world="store", at=1.0)
     return pack_record(
         made,
         dumps,
-        [(moment, "", False, ()) for moment in errors],
+        list(errors),
         "/torch/",
         at,
         sequences={"0": (len(entries), 0, 0)},

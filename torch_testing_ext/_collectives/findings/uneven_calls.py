@@ -24,9 +24,6 @@ from .finding import (
 from .message_pairs import Records, Wait
 from .mismatches import first_mismatch
 
-# In seconds; a test that sets a shorter one expects the error.
-EXPECTED_TIMEOUT = 60.0
-
 
 def differences(records: Records) -> list[Finding]:
     """Explain ranks that hang: by the first mismatch or, for each group, by the members that lag behind the others.
@@ -66,18 +63,17 @@ def is_uneven(records: Records) -> bool:
     return False
 
 
-def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
+def first_uneven(records: Records) -> Finding | None:
     """A collective that some members have issued and others have not, although all ranks have passed.
 
-    Nobody has missed it. Where something has raised, the ranks may have left it out for that. `has_raised`: only a
-    collective that has raised itself, in a rank that caught the error.
+    Nobody has missed it. Where something has raised, the ranks may have left it out for that.
     """
     if any(not record.is_whole for record in records):
         return None
     any_raised = any(record.has_raised for record in records) or any(
         call.raised for record in records for calls in record.calls.values() for call in calls
     )
-    if any_raised is not has_raised:
+    if any_raised:
         return None
     by_rank = {record.rank: record for record in records}
     candidates = []
@@ -85,14 +81,11 @@ def first_uneven(records: Records, has_raised: bool = False) -> Finding | None:
         calls_of_group = calls_in(group, by_rank)
         place = min(map(len, calls_of_group.values()), default=0) + 1
         issued = calls_at(place, calls_of_group)
-        caught = [rank for rank, call in issued.items() if call.raised and call.timeout >= EXPECTED_TIMEOUT]
-        if not issued or len(calls_of_group) < len(group.ranks) or (has_raised and not caught):
+        if not issued or len(calls_of_group) < len(group.ranks):
             continue
         gone = tuple(rank for rank in group.ranks if rank not in issued)
         first = next(iter(issued.values()))
         sentence = _left_before(gone, first, group, list(issued))
-        if has_raised:
-            sentence += f"; {list_of(caught)} caught the error"
         finding = Finding(FindingKind.UNMATCHED, sentence, doings_of(issued), gone, is_hazard=True)
         candidates.append(Candidate(first.order, finding))
     return first_of(candidates)
@@ -102,30 +95,24 @@ def _left_before(gone: Sequence[int], call: Call, group: SharedGroup, issuers: S
     return f"{list_of(gone)} left before {call.name}{of_named_group(group)}, which {list_of(issuers)} issued"
 
 
-def first_unmatched(records: Records, has_raised: bool = False, only_messages: bool = False) -> Finding | None:
-    """A call of ranks that have all passed which lacks members or its peer: nobody has missed it.
+def first_unmatched(records: Records, only_messages: bool = False) -> Finding | None:
+    """A call of ranks that have all passed which lacks members or its peer, and has not raised: nobody has missed it.
 
-    `has_raised`: only a call that has raised for that, as a warning. `only_messages`: as a warning, too, and only if
-    nothing else has raised, since ranks may leave out a message for that.
+    `only_messages`: as a warning, and only if nothing has raised, since ranks may leave out a message for that.
     """
     known = {record.rank for record in records if record.is_whole}
-    if only_messages and any(record.has_raised for record in records) is not has_raised:
+    if only_messages and any(record.has_raised for record in records):
         return None
     candidates = []
     for wait in itertools.chain.from_iterable(waiting_calls(records).values()):
         call = wait.call
-        if call.tells_end or call.raised is not has_raised or not known.issuperset(wait.missing):
+        if call.tells_end or call.raised or not known.issuperset(wait.missing):
             continue
-        if (has_raised and call.timeout < EXPECTED_TIMEOUT) or (only_messages and not call.is_p2p):
+        if only_messages and not call.is_p2p:
             continue
-        sentence = _unmatched(wait)
-        if has_raised:
-            sentence += f"; {list_of([wait.rank])} caught the error"
         lines = doings_of({wait.rank: call})
-        is_hazard = has_raised or only_messages
-        candidates.append(
-            Candidate(call.order, Finding(FindingKind.UNMATCHED, sentence, lines, wait.missing, is_hazard))
-        )
+        finding = Finding(FindingKind.UNMATCHED, _unmatched(wait), lines, wait.missing, is_hazard=only_messages)
+        candidates.append(Candidate(call.order, finding))
     return first_of(candidates)
 
 

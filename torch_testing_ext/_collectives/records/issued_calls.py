@@ -136,26 +136,6 @@ class Call:
         return f"line {self.site.line}" if self.site else "line unknown"
 
 
-class SeenError(NamedTuple):
-    """An error of a call of torch.distributed. `sites`: the lines that have led to it, innermost first.
-
-    `at`: in nanoseconds since 1970. `function`: "" if it has raised in a wait. `lost_peer`: another rank had ended.
-    """
-
-    at: int
-    function: str
-    lost_peer: bool
-    sites: tuple[Site, ...]
-
-    @classmethod
-    def of(cls, at: int, function: str, lost_peer: bool, places: Sequence[tuple[str, int, str]]) -> SeenError:
-        return cls(at, function, lost_peer, tuple(Site(*place) for place in places))
-
-    @property
-    def title(self) -> str:
-        return self.function or "a wait"
-
-
 class CallInGroup(NamedTuple):
     """A call of a rank with the number of its group among those that the rank has made, and the group's backend.
 
@@ -185,11 +165,10 @@ class RankRecord:
     messages: Mapping[GroupKey, Sequence[Call]] = field(default_factory=dict)
     # The moment of the record.
     at: float = 0.0
-    # A function of torch.distributed.
+    # Whether a function of torch.distributed has raised.
     has_raised: bool = False
     # The group that it was making.
     creating: GroupRecord | None = None
-    errors: Sequence[SeenError] = ()
     # Its sends and receives are all that there were.
     has_all_messages: bool = True
 

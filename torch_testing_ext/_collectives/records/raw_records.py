@@ -27,7 +27,6 @@ from .issued_calls import (
     GroupKey,
     GroupRecord,
     RankRecord,
-    SeenError,
     agreement_of,
     generations,
     make_record,
@@ -55,7 +54,7 @@ _DTYPES = {
 def pack_record(
     groups: Sequence[tuple[Any, ...]],
     dumps: Sequence[tuple[int, bytes]],
-    errors: Sequence[tuple[int, str, bool, Sequence[tuple[str, int, str]]]],
+    errors: Sequence[int],
     folder: str,
     at: float,
     state: RankState | None = None,
@@ -65,9 +64,9 @@ def pack_record(
     """Pack the record of a rank.
 
     `groups`: those that it has made, as the fields of a GroupRecord and the time of their making; `creating`: the one
-    that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: the
-    fields of a SeenError for each. `folder`: of torch. `at`: the moment. `state`: of its threads. `sequences`: the
-    sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
+    that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: when
+    functions of torch.distributed have raised. `folder`: of torch. `at`: the moment. `state`: of its threads.
+    `sequences`: the sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
     """
     return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
 
@@ -97,7 +96,7 @@ class RawRecord:
 
     def __init__(self, data: bytes):
         listed, dumps, errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
-        self.errors = [SeenError.of(*fields) for fields in errors]
+        self._errors: Sequence[int] = errors
         self._has_all_messages = True
         self.groups = [GroupRecord.made(fields) for fields in listed]
         self._creating = GroupRecord.made(creating) if creating is not None else None
@@ -206,11 +205,11 @@ class RawRecord:
 
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
-        has_raised = bool(self.errors)
+        has_raised = bool(self._errors)
         record = make_record(
             rank, self.groups, self._issued(), self.is_whole, self._state, self.at, has_raised, self._creating
         )
-        return replace(record, errors=self.errors, has_all_messages=self._has_all_messages)
+        return replace(record, has_all_messages=self._has_all_messages)
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()
@@ -219,11 +218,10 @@ class RawRecord:
 
     def _raised(self) -> set[int]:
         """The entries after which something has raised."""
-        if not self.errors:
+        if not self._errors:
             return set()
         calls = grouped((entry.group, (entry.created, at)) for at, entry in enumerate(self._entries))
-        moments = [error.at for error in self.errors]
-        return {at for in_group in calls.values() for at in raised_for(in_group, moments)}
+        return {at for in_group in calls.values() for at in raised_for(in_group, self._errors)}
 
     def _site(self, entry: Mapping[str, Any]) -> Site | None:
         for frame in entry.get("frames", ()):
@@ -324,7 +322,7 @@ def read_raw(rank: int, data: bytes) -> RankRecord | None:
 
 
 def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
-    """Have all members of every group issued the same, and lost no peer? If not, look closer.
+    """Whether all members of every group have issued the same. If not, look closer.
 
     The inputs of a scatter are its root's.
     """
@@ -332,8 +330,6 @@ def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
     for record in records:
         if record is None:
             continue
-        if any(error.lost_peer for error in record.errors):
-            return False
         issued = record.calls()
         for key in keys_of(record.groups):
             calls = issued.get(key, [])

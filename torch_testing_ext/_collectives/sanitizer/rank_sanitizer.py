@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +76,7 @@ class RankSanitizer:
 
     def _on_error_of_wait(self) -> None:
         self._log.error_now()
-        collective_errors.note_error(sys._getframe(1))
+        collective_errors.note_error()
 
     def _on_waited(self, work: object, is_complete: bool) -> None:
         if self._waits is not None:

@@ -156,7 +156,7 @@ def watch_messages(kind: Any) -> None:
         try:
             return barrier(*args, **kwargs)
         except Exception:
-            note_error(sys._getframe(1), "monitored_barrier")
+            note_error()
             raise
 
     kind.monitored_barrier = _not_compiled(monitored_barrier)
@@ -178,7 +178,7 @@ def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, 
             # With a peer that has left, the message lacks its partner, and uses up no number.
             if has_lost_peer(error):
                 message.is_issued = False
-                note_error(sys._getframe(1), kind)
+                note_error()
             else:
                 messages_of_process.drop(message)
             raise
