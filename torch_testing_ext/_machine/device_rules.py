@@ -195,7 +195,7 @@ def _are_connected(device: DeviceFacts, other: int, needs: DeviceNeeds) -> bool:
 # --------------------------------------------------------------------------------------------------------------------
 # Rules by which ranks share accelerators, where a test has more ranks than there are devices.
 #
-# Nothing is shared unless the user asks: by run_test.py --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
+# Nothing is shared unless the user asks: by torchtest --ranks-per-gpu, or by TORCH_TESTING_EXT_RANKS_PER_GPU.
 
 RANKS_PER_GPU = "TORCH_TESTING_EXT_RANKS_PER_GPU"
 

@@ -56,16 +56,16 @@ def all_masks(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
 # --------------------------------------------------------------------------------------------------------------------
 # Locks on devices that all runs of a user on this machine share: one file for each device, locked by flock.
 #
-# The kernel frees a lock when the last process that has it is gone. That is not only run_test.py: the supervisor of a
-# unit has it, too, so that a device stays locked until no process of the unit is left, even if run_test.py is killed.
-# When a unit has ended in order, run_test.py unlocks the file itself, whoever else has inherited the descriptor. Files
+# The kernel frees a lock when the last process that has it is gone. That is not only the runner: the supervisor of a
+# unit has it, too, so that a device stays locked until no process of the unit is left, even if the runner is killed.
+# When a unit has ended in order, the runner unlocks the file itself, whoever else has inherited the descriptor. Files
 # are never deleted, so no run can lock a file that another run has just replaced.
 #
 # No run waits for a device while it keeps another one idle, with one exception, of which there is one at a time: the
 # run with the reservation keeps what it gets until its unit fits, and the others leave it those devices meanwhile. So
 # runs cannot wait for each other, and none waits for ever.
 
-# Set by run_test.py: which devices of this machine the test has leased, for runs that the test starts.
+# Set by the runner: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "_TORCH_TESTING_EXT_LEASED"
 # The folder of the locks, where it is not the default: of the user of pytest, or of the fake accelerators of a run.
 LEASE_FOLDER = "_TORCH_TESTING_EXT_LEASE_FOLDER"

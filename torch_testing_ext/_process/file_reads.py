@@ -222,7 +222,7 @@ def _source(path: str) -> str:
 
 
 def _counts(path: str) -> bool:
-    """May a file belong to the project? The others change with the environment only."""
+    """Whether a file may belong to the project. The others change with the environment only."""
     path = f"{path.rstrip(LISTED + SEARCHED)}/"
     if path.startswith(_NOT_COUNTED):
         return False

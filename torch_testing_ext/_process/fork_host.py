@@ -54,7 +54,7 @@ class ForkHost(Generic[Received, SomeChild]):
 
     def __init__(self, client: Channel[Received]):
         self.client = client
-        # By pid, until reaped.
+        # The children that have not been reaped, by pid.
         self.children: dict[int, SomeChild] = {}
         self.loop = ParentLoop(self.reap_children)
 

@@ -64,18 +64,18 @@ AGENT_STORE = f"{_STORE_PREFIX}AGENT_STORE"
 
 
 def may_be_rank(environ: Mapping[str, str]) -> bool:
-    """Has a launcher perhaps started a process with these variables?"""
+    """Whether a launcher has perhaps started a process with these variables."""
     return any(sign in environ for sign in SIGNS)
 
 
 def has_program(environ: Mapping[str, str]) -> bool:
-    """Has one of PROGRAMS set these variables of several ranks? torchrun is not alone with its own."""
+    """Whether one of PROGRAMS has set these variables of several ranks. torchrun is not alone with its own."""
     others = (environ.get(launcher.world_size, "") for launcher in LAUNCHERS if launcher != TORCHRUN)
     return any(size not in ("", "1") for size in others)
 
 
 def is_one_machine(environ: Mapping[str, str], launcher: LauncherVariables) -> bool:
-    """Are all ranks of this launcher, which has set these variables, on one machine?
+    """Whether all ranks of this launcher, which has set these variables, are on one machine.
 
     A script may set `RANK` and `WORLD_SIZE` to what another launcher says: then that one knows.
     """
@@ -91,7 +91,7 @@ def is_one_machine(environ: Mapping[str, str], launcher: LauncherVariables) -> b
 
 
 def is_loopback(address: str) -> bool:
-    """Does an address, which may be empty, mean this machine on every machine?"""
+    """Whether an address, which may be empty, means this machine on every machine."""
     return address in ("", "localhost", "::1") or address.startswith("127.")
 
 

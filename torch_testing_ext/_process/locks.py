@@ -48,7 +48,7 @@ def unlock(file: Lockable) -> None:
 
 
 def is_locked(file: Lockable) -> bool:
-    """Does another process have a lock that nobody shares?"""
+    """Whether another process has a lock that nobody shares."""
     if not try_lock(file, shared=True):
         return True
     unlock(file)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-# Of each device: its number, bytes in tensors, bytes that torch has reserved.
+# The most that each device had: its number, bytes in tensors, bytes that torch has reserved.
 Peaks = tuple[tuple[int, int, int], ...]
 
 

@@ -104,7 +104,7 @@ def remove_left(base: Path, prefix: str) -> list[Path]:
 
 
 def _remove_unless_used(folder: Path) -> bool:
-    """Remove a folder that no process has locked, or an old and empty one without a lock. Is it gone?"""
+    """Remove a folder that no process has locked, or an old, empty one without a lock. Returns whether it is gone."""
     with suppress(OSError):
         status = os.lstat(folder)
         if not _is_own_folder(status):

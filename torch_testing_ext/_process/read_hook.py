@@ -49,5 +49,5 @@ def path_of(argument: Any) -> str | None:
 
 
 def may_write(flags: int) -> bool:
-    """Was a file opened for more than reading?"""
+    """Whether a file was opened for more than reading."""
     return bool(flags & os.O_ACCMODE)

@@ -7,7 +7,7 @@ from typing import Any
 from .channels import Channel
 from .event_loop import EventLoop
 
-# Called when a child has ended, with a description of how it ended.
+# A function that is called when a child has ended, with a description of how it ended.
 Gone = Callable[[str], object]
 
 

@@ -28,12 +28,12 @@ def source_file(of: Any) -> str:
 
 
 def is_harness(file: str) -> bool:
-    """Does this source file run tests? Those that tests use, as for models and assertions, do not count."""
+    """Whether this source file runs tests. Those that tests use, as for models and assertions, do not count."""
     return file.startswith(_HARNESS)
 
 
 def is_library(file: str) -> bool:
-    """Is this source file neither a test's nor its project's?"""
+    """Whether this source file is neither a test's nor its project's."""
     return file.startswith((_PACKAGE, "<frozen ")) or "/torch/" in file or "/lib/python3" in file
 
 

@@ -181,7 +181,7 @@ _PIDS_OF_HOST = 0xEFFFFFFC
 
 
 def has_pids_of_host() -> bool:
-    """Has this process the numbers of processes that the host has? Not in most containers."""
+    """Whether this process has the numbers of processes that the host has. Not in most containers."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino == _PIDS_OF_HOST
     return False
@@ -198,13 +198,13 @@ def group_members(group: int) -> list[int]:
 
 
 def is_ending(pid: int) -> bool:
-    """Has a process begun to exit? It runs no more code, though it may take a while to return its memory."""
+    """Whether a process has begun to exit. It runs no more code, though it may take a while to return its memory."""
     stat = _stat(pid)
     return not stat or bool(int(stat[6]) & _EXITING)
 
 
 def is_stopped(pid: int) -> bool:
-    """Is a process stopped, as by SIGSTOP?"""
+    """Whether a process is stopped, as by SIGSTOP."""
     return _stat(pid)[:1] == ["T"]
 
 
@@ -344,7 +344,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def may_spin(pid: int) -> bool:
-    """Does a process use a GPU? It may then compute while it only waits for the device."""
+    """Whether a process uses a GPU. It may then compute while it only waits for the device."""
     return any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in opened(pid))
 
 

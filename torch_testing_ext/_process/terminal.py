@@ -9,7 +9,7 @@ from pathlib import Path
 from .words import in_bytes
 
 TERMINAL_VARIABLE = "_TORCH_TESTING_EXT_TERMINAL"
-# In its value: the name of the test.
+# The name of the test takes the place of this in the value of TERMINAL_VARIABLE.
 NAME_OF_TEST = "{test}"
 
 
@@ -74,7 +74,7 @@ class UserTerminal:
         return f"{stop_in}:{self.path}" if self.path else self.why_not
 
     def expects_stops(self, file: str | None) -> bool:
-        """Is a debugger likely to stop ranks of a test in this file? Then what they wait for must have no end."""
+        """Whether a debugger is likely to stop ranks of a test in this file: then waits of theirs must have no end."""
         if not self.path or self.is_chosen or file is None:
             return bool(self.path) and self.is_chosen
         try:

@@ -110,7 +110,7 @@ def install(extra: str) -> str:
 
 
 def _is_of_project(given: str) -> bool:
-    """Is this a file of the project that calls the runner? The others are `python -m NAME` and console scripts."""
+    """Whether this is a file of the project that calls the runner, not `python -m NAME` or a console script."""
     return given.endswith(".py") and Path(given).name != "__main__.py"
 
 

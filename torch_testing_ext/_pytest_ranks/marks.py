@@ -101,7 +101,7 @@ SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
 _Marks = tuple[pytest.Mark, ...]
 _READ: pytest.StashKey[_Marks] = pytest.StashKey()
 _FAULT: pytest.StashKey[str] = pytest.StashKey()
-# The command of run_test.py that runs the test alone, if run_test.py runs it.
+# The command of the runner that runs the test alone, if the runner runs it.
 COMMAND: pytest.StashKey[str] = pytest.StashKey()
 SHOW_COMMAND: pytest.StashKey[str] = pytest.StashKey()
 # What the ranks of the test use, in words: the CPU, or devices.

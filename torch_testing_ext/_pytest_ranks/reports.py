@@ -1,6 +1,6 @@
 """Judges the reports that pytest and its plugins make of a test, for every process in which pytest runs one. Pure.
 
-A rank judges the report of its own call. The parent of a standalone test and a worker of run_test.py judge the reports
+A rank judges the report of its own call. The parent of a standalone test and a worker of the runner judge the reports
 of all phases, the former without the exceptions, which were raised in another process.
 """
 

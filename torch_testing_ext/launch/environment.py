@@ -231,7 +231,7 @@ PREFIX = "TORCH_TESTING_EXT_"
 OWN_PREFIX = "_TORCH_TESTING_EXT_"
 # PyTorch's, for the time limit of each test.
 DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
-# Options of run_test.py, which reads and checks them itself.
+# Options of the runner, which reads and checks them itself.
 RUNNER_PREFIX = project_settings.RUNNER_PREFIX
 
 

@@ -31,12 +31,12 @@ class RunBegan:
     devices: tuple[str, ...]  # the inventory
     slots: int
     clock: float  # wall-clock time of the start, in seconds since the epoch
-    seed: int | None = None  # of the shuffled order
+    seed: int | None = None  # the seed of the shuffled order
     fake: bool = False  # the devices do not exist
     repetitions: int = 1
     header: RunHeader = field(default_factory=RunHeader)
-    nodes: tuple[NodeOfRun, ...] = ()  # of a cluster; none on this machine
-    note: str = ""  # on what the options leave out
+    nodes: tuple[NodeOfRun, ...] = ()  # the nodes of a cluster; none on this machine
+    note: str = ""  # says what the options leave out
 
     @property
     def results(self) -> int:
@@ -118,7 +118,7 @@ class Running:
     test: Test
     lease: Lease
     seconds: float
-    stacks: str  # of the test's process and its ranks
+    stacks: str  # the stacks of the test's process and its ranks
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class WaitingForDevices:
     """A unit waits for devices that other runs of this user have."""
 
     devices: tuple[str, ...]
-    owners: tuple[str, ...]  # of the devices, in words
+    owners: tuple[str, ...]  # the runs that have the devices, in words
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class Lease:
     devices: tuple[str, ...] = ()
     slots: tuple[int, ...] = ()
     alone: bool = False
-    node: str = ""  # of a cluster; empty on this machine
+    node: str = ""  # a node of a cluster; empty on this machine
     shared_by: int = 0  # ranks that share the devices; 0 if each has its own
     over: str = ""  # the backend of ranks that share devices
 
@@ -152,7 +152,7 @@ class RankLog:
     rank: int
     output: str = ""
     stacks: str = ""
-    lane: RankLane | None = None  # of a rank of a test that failed; with --perfetto of every rank
+    lane: RankLane | None = None  # ranks of tests that failed have one; with --perfetto every rank
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class DeviceMemory:
 
     allocated: int  # bytes in tensors
     reserved: int  # bytes that torch's allocators held
-    processes: int = 1  # on that device
+    processes: int = 1  # the processes on that device
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Attempt:
     began: float = 0.0  # seconds since the start of the run
     repetition: int = 0
     number: int = 1  # 1 is the first attempt
-    output: str = ""  # of the test's process, without its ranks
+    output: str = ""  # what the test's process printed, without its ranks
     ranks: tuple[RankLog, ...] = ()
     lease: Lease = field(default_factory=Lease)
     evicted: bool = False  # ended because its node was short of memory, of which other tests had some
@@ -309,8 +309,8 @@ class NodeOfRun:
 class RunHeader:
     """The place and the software of a run. A fact that could not be found out is empty."""
 
-    command: str = ""  # as it was typed
-    commit: str = ""  # of the tested project
+    command: str = ""  # the command as it was typed
+    commit: str = ""  # the commit of the tested project
     uncommitted_changes: bool = False
     host: str = ""
     torch: str = ""
@@ -329,7 +329,7 @@ class Summary:
     interrupted: bool = False
     unfinished: tuple[Test, ...] = ()  # running or waiting when the run was interrupted or stopped by --maxfail
     warnings: tuple[str, ...] = ()
-    error: str = ""  # an error of run_test.py itself, which ended the run early
+    error: str = ""  # an error of the runner itself, which ended the run early
 
     def count(self, category: Category) -> int:
         return sum(self.policy.verdict_on(test) is category for test in self.finished)
@@ -346,12 +346,12 @@ class Summary:
 
 
 class ExitCode(enum.IntEnum):
-    """The exit codes of run_test.py."""
+    """The exit codes of the runner."""
 
     PASSED = 0
     FAILED = 1
     INTERRUPTED = 2
-    OUR_ERROR = 3  # of run_test.py itself
+    OUR_ERROR = 3  # an error of the runner itself
     USAGE = 4
     NOTHING_SELECTED = 5
     ALL_SKIPPED = 6  # everything selected was skipped: not enough devices

@@ -58,7 +58,7 @@ class Found:
 class Work:
     """The result of discovery and planning, to run or to list."""
 
-    # With the number of slots.
+    # The options, with the number of slots.
     options: Options
     plan: Plan
     # Files that cannot be imported, and tests that cannot be run.

@@ -65,7 +65,7 @@ class Chosen:
     files: tuple[str, ...]
     known_files: Sequence[str]
     root: Path
-    # To import if the tests that failed no longer exist.
+    # The files to import if the tests that failed no longer exist.
     more_files: tuple[str, ...] = ()
     # Which decides, too.
     affected: Affected | None = None
@@ -80,7 +80,7 @@ class Chosen:
 class RunFollower(Reporter, Protocol):
     """Follows a run for another process."""
 
-    # Of the terminal there.
+    # The variables of the terminal there.
     environ: Mapping[str, str]
 
 

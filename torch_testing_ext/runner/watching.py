@@ -109,7 +109,7 @@ class Watcher:
         self._output = output
         self._terminal = terminal
         self._saves = Saves()
-        # Of the run.
+        # The pid of the run.
         self._pid = 0
         self._events: Channel[Event] | None = None
         # Something was saved during the run.

@@ -160,7 +160,7 @@ class JUnitTest(unittest.TestCase):
 
     def test_tests_that_did_not_run(self):
         good, left = finished_test("test_good", TestOutcome.PASSED), a_test("test_left")
-        for interrupted, errors in (False, []), (True, ["run_test.py::the whole run"]):
+        for interrupted, errors in (False, []), (True, ["torchtest::the whole run"]):
             root = read_junit(render_junit(history_of([good], interrupted=interrupted, unfinished=(left,))))
             why = "did not run: the run was interrupted" if interrupted else "did not run: the run stopped early"
             self.assertEqual([skip.get("message") for skip in root.iter("skipped")], [why])

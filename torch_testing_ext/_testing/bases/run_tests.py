@@ -303,7 +303,7 @@ class ExitGuard:
 
     Only the exit code of that process says how its tests ended, and os._exit(0) in a test, a tear-down or an atexit
     function would replace it. So this stands in for the functions of `os` that end or replace a process, from `install`
-    to the end of the process. A child that a test forks ends as it likes. run_test.py needs no guard: it asks the
+    to the end of the process. A child that a test forks ends as it likes. The runner needs no guard: it asks the
     processes of its tests whether everything was over.
     """
 

@@ -45,7 +45,7 @@ AGENT_FOLDER = "--folder="
 
 @dataclass(eq=False)
 class Agent(UnitListener):
-    """Runs the units of a node for a run_test.py elsewhere."""
+    """Runs the units of a node for a runner elsewhere."""
 
     files: FileProcesses
     prepare: agent_messages.PrepareNode
@@ -139,7 +139,7 @@ class Agent(UnitListener):
             self._on_message(message)
 
     def _on_message(self, message: agent_messages.ToAgent) -> None:
-        """Do what run_test.py asks for."""
+        """Do what the runner asks for."""
         match message:
             case agent_messages.RunUnit():
                 self._run(message)
@@ -240,7 +240,7 @@ def serve(memory: MachineMemory) -> int:
     if "--die-with-parent" in sys.argv[1:]:
         system.die_with(os.getppid(), signal.SIGKILL)
     signals.unblock()
-    # It is for run_test.py, which tells the agents.
+    # It is for the runner, which tells the agents.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader: MessageReader[agent_messages.ToAgent] = MessageReader(_take_over(0, os.O_RDONLY), agent_messages.ToAgent)
     writer = MessageWriter(_take_over(1, None))

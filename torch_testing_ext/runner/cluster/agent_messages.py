@@ -25,9 +25,9 @@ MOST_MISSING = 15
 class PrepareNode:
     """Start the processes of a node. The first message to an agent."""
 
-    # Of the tested project, on the node.
+    # The root of the tested project on the node.
     root: str
-    # Of the run.
+    # The options of the run.
     options: Options
     # The most CPU slots to use; None for one per usable core.
     jobs: int | None
@@ -35,7 +35,7 @@ class PrepareNode:
     fake_devices: tuple[str, ...]
     # That reruns a test whose name is appended.
     command: str
-    # Variables of run_test.py that tests may read.
+    # Variables of the runner that tests may read.
     environ: Mapping[str, str]
     # Accelerators that Ray or Slurm has reserved there.
     reserved: int = 0
@@ -54,7 +54,7 @@ class FindTests:
     """Import files and list their tests; the answer is a Discovery."""
 
     files: tuple[str, ...]
-    # Of the largest node.
+    # The accelerators of the largest node.
     devices: int
     jobs: int
 
@@ -65,7 +65,7 @@ class RunUnit:
 
     unit: Unit
     lease: Lease
-    # Of the largest node.
+    # The accelerators of the largest node.
     devices: int
 
 
@@ -135,7 +135,7 @@ class AgentAlive:
 class NodeReady:
     """The processes of the node have started."""
 
-    # Of its accelerators.
+    # The kind of its accelerators.
     kind: str | None
     devices: tuple[str, ...]
     most_at_once: int

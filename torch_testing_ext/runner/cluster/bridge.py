@@ -1,7 +1,7 @@
 """The process that imports ray: it holds the nodes of a cluster and copies bytes to and from agents.
 
 Ray prints what it likes into the bridge's output, which is a file. The bridge has a session of its own, so that
-Ctrl-C does not reach it. When run_test.py ends it ends, and Ray ends the actors that it owns.
+Ctrl-C does not reach it. When the runner ends it ends, and Ray ends the actors that it owns.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Bridge:
         self._hold = hold
         self._wish = request.wish
         self._sending = threading.Lock()
-        # By the node's id.
+        # The nodes of the run, by their ids.
         self.held: dict[str, HeldNode] = {}
         self._losses: dict[str, int] = {}
-        # By the node's id, and why.
+        # Why nodes are left alone, by their ids.
         self._left_alone: dict[str, str] = {}
         self._has_begun = False
         self._takes_more = True
@@ -101,7 +101,7 @@ class Bridge:
         self._hold = partial(HeldNode, ground)
 
     def serve(self) -> None:
-        """Work until run_test.py closes the channel."""
+        """Work until the runner closes the channel."""
         while True:
             self.look()
             until = time.monotonic() + POLL
@@ -293,7 +293,7 @@ def main() -> NoReturn:
     bridge = Bridge(channel, request, ray)
 
     def on_sigterm(*_: object) -> None:
-        """run_test.py was killed: the agents end with their actors, and those with this process or at once."""
+        """The runner was killed: the agents end with their actors, and those with this process or at once."""
         threading.Timer(1.5, os._exit, (0,)).start()
         shutil.rmtree(request.folder, ignore_errors=True)
         if address.startswith(_CLIENT):
@@ -343,7 +343,7 @@ class RayView:
 
     def __init__(self, ray: Any):
         self._ray = ray
-        # By id.
+        # The names of nodes, by their ids.
         self._names: dict[str, str] = {}
 
     def look(self) -> list[SeenNode]:

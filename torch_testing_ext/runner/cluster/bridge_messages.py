@@ -17,15 +17,15 @@ class Connect:
 
     # The nodes that the run wants, and the address of the cluster.
     wish: Wish
-    # Of temporary files, to be removed when run_test.py is killed.
+    # The folder of temporary files, to be removed when the runner is killed.
     folder: str
     # The path of the project on every node; empty if it is sent.
     root: str
-    # Of the project's files at `root`, to be compared; empty if it is sent.
+    # The digest of the project's files at `root`, to be compared; empty if the project is sent.
     digest: str
     # A shell command for each node.
     setup: str
-    # For the agents, beside that of their node.
+    # The variables of the agents, added to those of their node.
     environ: Mapping[str, str]
     # The folders of the project where modules are imported from.
     path: tuple[str, ...]
@@ -82,10 +82,10 @@ class NodeJoined(WithDescriptors):
     name: str
     # Tells this agent from others that were on the node before.
     serial: int
-    # Of the project, there.
+    # The root of the project on the node.
     root: str
     cpus: int
-    # As Ray names them.
+    # The GPUs, as Ray names them.
     gpus: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 

@@ -64,7 +64,7 @@ class Ground:
     request: Connect
     actor_class: Any
     project: ProjectStore
-    # A message and descriptors to run_test.py.
+    # A message and descriptors to the runner.
     send: Callable[..., None]
 
 
@@ -147,7 +147,7 @@ class HeldNode:
         return self._join(facts)
 
     def _join(self, facts: dict[str, Any]) -> bool:
-        """Give run_test.py the stream of the agent. Returns whether the node has joined."""
+        """Give the runner the stream of the agent. Returns whether the node has joined."""
         self._stream, theirs = socket_pair()
         with theirs:
             if not self._advance(HeldState.JOINED):
@@ -167,7 +167,7 @@ class HeldNode:
     # -- the bytes
 
     def _copy_from(self) -> None:
-        """Copy what the agent says, until it ends. Raises how it ended, unless run_test.py has ended it."""
+        """Copy what the agent says, until it ends. Raises how it ended, unless the runner has ended it."""
         ray = self._ground.ray
         while (data := ray.get(self._actor.receive.remote(1.0), timeout=HELD_NODE_ANSWER_TIMEOUT)) is not None:
             if not self._pass_on(data) or self.state is not HeldState.JOINED:
@@ -175,7 +175,7 @@ class HeldNode:
         raise EOFError(str(ray.get(self._actor.how_it_ended.remote(), timeout=HELD_NODE_ANSWER_TIMEOUT)))
 
     def _pass_on(self, data: bytes) -> bool:
-        """Pass bytes to run_test.py, which may be slow or stopped. Returns False if it has closed the stream."""
+        """Pass bytes to the runner, which may be slow or stopped. Returns False if it has closed the stream."""
         assert self._stream is not None
         view = memoryview(data)
         while view:
@@ -194,7 +194,7 @@ class HeldNode:
         return True
 
     def _copy_to(self, stream: socket.socket) -> None:
-        """Copy what run_test.py says: one call at a time, since calls to a threaded actor may overtake each other."""
+        """Copy what the runner says: one call at a time, since calls to a threaded actor may overtake each other."""
         # Whatever it is, the other direction finds it out.
         with suppress(Exception):
             while data := stream.recv(ray_actor.CHUNK):

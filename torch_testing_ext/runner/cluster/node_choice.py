@@ -52,9 +52,9 @@ class Wish:
     address: str
     # Exactly so many; None for all that have something free.
     nodes: int | None
-    # Of each node; None for all.
+    # The GPUs to use of each node; None for all.
     gpus: int | None
-    # At most, of each node; None for all.
+    # The most CPUs to use of each node; None for all.
     cpus: int | None
     # Names and labels of nodes.
     only: tuple[str, ...] = ()

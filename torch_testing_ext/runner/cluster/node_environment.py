@@ -33,7 +33,7 @@ _PREFIXES_OF_MACHINE = (
 )
 
 LOGS = PREFIX + "LOGS"
-# run_test.py decides for the nodes.
+# The runner decides for the nodes.
 _OF_RUN = (LEASED, LEASE_FOLDER, RUNNER_PREFIX)
 # Not UTF-8: an environment may hold any.
 _OTHER_BYTES = re.compile("[\ud800-\udfff]")

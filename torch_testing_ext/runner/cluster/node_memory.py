@@ -13,11 +13,11 @@ from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner.engine.running_unit import RunningUnit
 
 LOOK_AT_NODE_MEMORY = 0.2
-# Of the node's memory: above it, a unit is ended. Ray ends the agent at 0.95, the kernel somebody at 1.
+# The share of the node's memory above which a unit is ended. Ray ends the agent at 0.95, the kernel somebody at 1.
 MOST_SHARE = 0.9
 # Below that of Ray, if Ray has been given another one: by how much.
 BELOW_RAY = 0.05
-# Of the node's memory: if all units together have less, ending one would not help.
+# If all units together have less than this share of the node's memory, ending one would not help.
 LEAST_SHARE = 0.1
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from torch_testing_ext._process.private_folders import UnsafeFolder, make_locked, make_private, remove_left
 
-# Set by Ray for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for themselves.
+# Variables that Ray sets for its workers alone. OMP_NUM_THREADS is one for each CPU of the actor; tests decide for
+# themselves.
 OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 # Seconds without a poll.
 LEASE = 15.0
@@ -39,7 +40,7 @@ EXPIRY = 7 * 86400.0
 STALE = 3600.0
 BASE = "torch_testing_ext-nodes-"
 RUN = "run"
-# If the shared place has no folder that can be used.
+# The folder's prefix if the shared place has none that can be used.
 RUN_ELSEWHERE = "torch_testing_ext_run_"
 
 
@@ -60,7 +61,7 @@ class AgentActor:
         self._raylet = int(os.environ.get("RAY_RAYLET_PID", "0"))
         # The project, from an earlier run.
         self._kept: bytes | None = None
-        # Of the agent; it can be read when its folder has gone.
+        # The log of the agent; it can be read when its folder has gone.
         self._log: io.BufferedRandom | None = None
         threading.Thread(target=self._watch, daemon=True).start()
 

@@ -26,22 +26,22 @@ from .remote_node import JoiningNode
 
 BRIDGE = ("-m", "torch_testing_ext.runner.cluster.bridge")
 IMPORT_TIMEOUT = 60.0
-# From the start of the bridge, but at least so much of it after it has imported ray.
+# The time to connect begins with the bridge; at least LEAST_CONNECT_TIMEOUT of it is left when ray is imported.
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
 END_TIMEOUT = 10.0
-# For the end of the bridge, when a connection to it has ended.
+# The time in which the bridge ends after a connection to it has ended.
 EXIT_TIMEOUT = 2.0
 # The bridge, which may be in a call of Ray, ends in 1.5 s.
 SIGTERM_TIMEOUT = 2.0
 # The last line of a traceback.
 _ERROR = re.compile(r"\w+Error: ")
-# Of a line in a log of Ray: time, process and place in its source.
+# The beginning of a line in a log of Ray: time, process and place in its source.
 _ORIGIN = re.compile(r"^\[[^]]*\] (?:\S+:\d+: )?")
 
 
 class BridgeState(enum.Enum):
-    """The state of the bridge, as far as run_test.py knows."""
+    """The state of the bridge, as far as the runner knows."""
 
     IMPORTS = "imports ray"
     CONNECTS = "connects to the cluster"
@@ -51,7 +51,7 @@ class BridgeState(enum.Enum):
 
 @dataclass
 class RayLauncher(NodeLauncher):
-    """The bridge, seen from run_test.py."""
+    """The bridge, seen from the runner."""
 
     request: bridge_messages.Connect
     # Its root and its limits are completed for each node.
@@ -69,7 +69,7 @@ class RayLauncher(NodeLauncher):
     _takes_more: bool = True
     # How agents ended.
     _gone: dict[str, str] = field(default_factory=dict)
-    # Of the agents, by name of node.
+    # The serial numbers of the agents, by name of node.
     _serials: dict[str, int] = field(default_factory=dict)
     # Nodes that have joined once.
     _joined: set[str] = field(default_factory=set)

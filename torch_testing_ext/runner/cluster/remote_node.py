@@ -31,7 +31,7 @@ class JoiningNode:
     name: str
     stream: socket.socket
     prepare: agent_messages.PrepareNode
-    # Asked when the stream has ended.
+    # A function that is asked when the stream has ended.
     how_it_ended: Callable[[], str]
     warnings: tuple[str, ...] = ()
     # The path of its copy of the project, and that of the project here.
@@ -68,7 +68,7 @@ class RemoteNode:
         self.ready: agent_messages.NodeReady | None = None
         # It is given back when it is done.
         self.leaves = False
-        # For so many heartbeats.
+        # The heartbeats for which it has been idle.
         self.idle = 0
         self.is_lost = False
         self.found: Discovery | None = None
@@ -82,9 +82,9 @@ class RemoteNode:
         self._units: dict[int, RemoteUnit] = {}
         # An agent that does not read must not hold up the run.
         self._writer = MessageWriter(self._stream.fileno())
-        # Signs of life.
+        # The signs of life that should have come.
         self._missing = 0
-        # From the node's time.monotonic() to ours.
+        # The difference between the node's clock and ours.
         self.offset = float("inf")
         loop.listen(self._reader, self._receive)
 

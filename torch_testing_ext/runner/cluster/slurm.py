@@ -45,7 +45,7 @@ _COUNTS_OF_GPUS = {"SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GRES"}
 # Seconds that salloc has to give the nodes back, which it tells the controller.
 SALLOC_TIMEOUT = 5.0
 KILL_TIMEOUT = 2.0
-# For a question to the controller, during which the run does nothing else.
+# The time for a question to the controller, during which the run does nothing else.
 ASK_TIMEOUT = 30.0
 _CHUNK = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
@@ -296,7 +296,7 @@ class AllocatingLauncher(NodeLauncher):
 def _started(
     command: Sequence[str], log: Path, environ: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a command, with a stream for its stdin and stdout. Ctrl-C is for run_test.py."""
+    """Start a command, with a stream for its stdin and stdout. Ctrl-C is for the runner."""
     ours, theirs = socket_pair()
     with theirs, log.open("wb") as errors:
         end = theirs.fileno()
@@ -314,7 +314,7 @@ END_TIMEOUT = 2.0
 class CommandLauncher(NodeLauncher):
     """Starts one command for each node. What they print on stderr is kept in `folder`."""
 
-    # By name of node.
+    # The commands that start agents, by name of node.
     commands: Mapping[str, Sequence[str]]
     prepare: PrepareNode
     folder: Path

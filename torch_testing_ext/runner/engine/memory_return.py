@@ -57,11 +57,11 @@ class MemoryReturn:
 
     loop: EventLoop
     nvml: MemorySource | None = None
-    # As NVML gives them, by each device's name in this run.
+    # The UUIDs as NVML gives them, by each device's name in this run.
     uuids: Mapping[str, str] = field(default_factory=dict)
     warn: Callable[[str], object] = lambda text: None
     timeout: float = MEMORY_TIMEOUT
-    # Called with the name of each device that is held.
+    # A function that is called with the name of each device that is held.
     quarantine: Callable[[str], object] = lambda name: None
     # Whether a process may be one of this run.
     is_ours: Callable[[int], bool] = lambda pid: True

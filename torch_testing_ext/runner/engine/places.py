@@ -60,7 +60,7 @@ class LocalPlace(Place):
     # About a test whose name is appended; None for those of the options.
     command: str | None = None
     show_command: str | None = None
-    # Of NCCL's RAS.
+    # The ports of NCCL's RAS.
     _ports: ExitStack = field(default_factory=ExitStack)
     _port_of: dict[tuple[str | int, ...], int] = field(default_factory=dict)
 

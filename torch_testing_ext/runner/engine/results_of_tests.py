@@ -25,7 +25,7 @@ from torch_testing_ext.runner.options import Options
 # A test and its repetition.
 Key = tuple[TestId, int]
 
-# As torch and the system write it: for processes that a test starts itself, of which only the output is known.
+# What torch and the system write: for processes that a test starts itself, of which only the output is known.
 _IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ class Results:
         self._alone: set[Key] = set()
         self._attempts: dict[Key, list[Attempt]] = {}
         self._finished: dict[Key, FinishedTest] = {}
-        # With their repetition.
+        # The tests that did not run to their end, with their repetition.
         self._unfinished: list[tuple[Test, int]] = []
         # Attempts that a node was lost with, and how.
         self._lost: dict[tuple[TestId, int, int], str] = {}

@@ -87,7 +87,7 @@ class _Ending:
     """The reason for which a unit has been asked to end."""
 
     cause: EndCause = EndCause.ITSELF
-    # In words, if it is the memory of the node.
+    # The reason in words, if it is the memory of the node.
     why: str = ""
     # Other units have some of that memory, too.
     evicted: bool = False
@@ -182,7 +182,7 @@ class RunningUnit:
         self._deadlines = Deadlines(files.loop, options, self.ask_for_stacks, end)
         self._ending = _Ending()
         self._processes = _Processes.WATCHED
-        # Not known yet.
+        # The pid is not known yet.
         self._supervisor_pid = 0
         self._backstop: Timer | None = None
         self._stacks_wanted: list[Callable[[str], object]] = []

@@ -65,7 +65,7 @@ class UnitFiles:
 
     def rank_logs(self, directories: Iterable[str]) -> tuple[RankLog, ...]:
         """The logs and stacks of each rank, from all directories with files of ranks of one test."""
-        # By the rank and the end of the file's name.
+        # The texts by rank and end of the file's name.
         texts: defaultdict[tuple[int, str], str] = defaultdict(str)
         lanes: dict[int, RankLane] = {}
         for directory in directories:

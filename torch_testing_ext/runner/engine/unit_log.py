@@ -87,7 +87,9 @@ class UnitLog:
     not_run: dict[int, worker_messages.NotRun] = field(default_factory=dict)
     fixture: worker_messages.FixtureBegan | None = None  # the class or module fixture that is running
     aftermath: Aftermath = field(default_factory=dict)
-    leftovers: dict[int | None, tuple[str, ...]] = field(default_factory=dict)  # of ranks, after each test
+    leftovers: dict[int | None, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # what ranks left running after each test
     all_over: bool = False
     broke: str = ""
     _given: int = 0  # how many results of `ended` have been handed out
@@ -122,7 +124,7 @@ class UnitLog:
             case worker_messages.WorkerBroke(text):
                 self.broke = text
             case worker_messages.PreloadModules():
-                pass  # for the process of the file
+                pass  # the process of the file takes it
             case _:
                 unexpected(message)
 
@@ -166,7 +168,7 @@ class UnitLog:
         return self._with_end(results, aftermath, end), self._rest(results)
 
     def _ended_in_order(self, end: WorkerExit) -> bool:
-        """Did the worker end after everything was over, and as it should? The exit code alone would not show it."""
+        """Whether the worker ended after everything was over, and as it should: its exit code does not tell."""
         in_order = end.cause in (EndCause.ITSELF, EndCause.MEMORY) and end.code == 0
         return self.all_over and (end.cause is EndCause.LOST or in_order)
 

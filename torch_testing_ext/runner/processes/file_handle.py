@@ -66,21 +66,21 @@ class FileContents:
 
 @dataclass(eq=False)
 class SupervisorHandle:
-    """A supervisor, as run_test.py sees it."""
+    """A supervisor, as the runner sees it."""
 
-    # Of its first unit: by that, its parent knows it.
+    # The number of its first unit, by which its parent knows it.
     number: int
     channel: Channel[worker_messages.FromSupervisor]
 
 
 @dataclass(eq=False)
 class FileHandle:
-    """The process of one test file, as run_test.py sees it."""
+    """The process of one test file, as the runner sees it."""
 
     preloaded_server: PreloadedServerClient
     name: str
     devices: int
-    # For the output of the process while it imports the file.
+    # The file for the output of the process while it imports the test file.
     log: Path
     load_as: worker_messages.LoadAs
     state: FileState = FileState.CLOSED
@@ -88,7 +88,7 @@ class FileHandle:
     _process: _Process | None = None
     # Start units, when the process is ready.
     _waiting: list[Callable[[], None]] = field(default_factory=list)
-    # With which the preloaded server has died.
+    # The imports of this file during which the preloaded server has died.
     lost_imports: int = 0
     # The preloaded server's numbers of units that are interpreters.
     _interpreters: dict[int, int] = field(default_factory=dict)
@@ -320,11 +320,11 @@ class _Process:
     channel: Channel[worker_messages.FromFile]
     # Which of the preloaded servers has started the process.
     preloaded_server_start: int
-    # By the numbers of their supervisors.
+    # The units, by the numbers of their supervisors.
     units: RequestedChildren
-    # By which the preloaded server knows it.
+    # The number by which the preloaded server knows it.
     number: int = -1
-    # Of the import.
+    # The deadline of the import.
     deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
     # That can watch another unit.
     free: list[SupervisorHandle] = field(default_factory=list)

@@ -34,7 +34,7 @@ MOST_OPEN = 32
 class Discovery:
     """The tests found by importing the test files, and what cannot be run."""
 
-    # Of a file that skips itself, one that stands for all of them.
+    # The tests; a file that skips itself has one that stands for all of them.
     tests: tuple[Test, ...]
     # Files that could not be imported.
     broken: tuple[Attempt, ...]

@@ -34,7 +34,7 @@ class FileSkips(Exception):
     def __init__(self, reason: str, want: str | None):
         super().__init__(reason)
         self.reason = reason or "skipped"
-        # If there are not enough devices: what it needs.
+        # What it needs, if there are not enough devices.
         self.want = want
 
 
@@ -60,9 +60,9 @@ class NamedTest:
 class LoadedFile:
     """The tests of an imported file."""
 
-    # In unittest's order, then in pytest's.
+    # The tests in unittest's order, then those in pytest's.
     named: tuple[NamedTest, ...]
-    # By name.
+    # The tests by name.
     tests: dict[str, Any]
     # What cannot be run, and why.
     not_run: tuple[tuple[NamedTest, str], ...]
@@ -427,7 +427,7 @@ def _devices(test: Any, needs: tuple[Any, ...], ranks: int, available: int) -> i
 
     used = declared(needs, available)
     if not any(need.devices for need in needs):
-        # By PyTorch's own decorators.
+        # PyTorch's own decorators leave this.
         marked = int(getattr(_method(test), "_min_gpus_required", 0) or 0)
         used = max(used, marked)
     # More than there are: the test would certainly skip.

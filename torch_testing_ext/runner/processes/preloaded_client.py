@@ -40,7 +40,7 @@ PRELOADED_START_TIMEOUT = 300.0
 PRELOADED_QUIT_TIMEOUT = 5.0
 # How often in a row the preloaded server may die. It has died in a row if no child has ended by itself in between.
 MOST_DEATHS = 20
-# In a row, of a preloaded server that was ready before.
+# The most failed starts in a row of a preloaded server that was ready before.
 MOST_FAILED_STARTS = 3
 
 ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
@@ -109,12 +109,12 @@ class PreloadedServerClient:
     children: RequestedChildren = field(init=False)
     _process: subprocess.Popen[bytes] | ServedProcess | None = None
     _channel: Channel[FromPreloadedServer] = field(init=False)
-    # Of the start; none has begun.
+    # The deadline of the start; none has begun.
     _deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
     _ready: bool = False
-    # In a row.
+    # The deaths in a row.
     _deaths: int = 0
-    # In a row.
+    # The failed starts in a row.
     _failed_starts: int = 0
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class PreloadedServerClient:
         self._folder.close()
 
     def may_be_ours(self, pid: int) -> bool:
-        """May this process be one of a test? Every one of those descends from this process or the preloaded server.
+        """Whether this process may be one of a test: all of those descend from this process or the preloaded server.
 
         Where NVML has other numbers than this process, or a warm server has forked the preloaded one, any may.
         """

@@ -71,10 +71,10 @@ def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
 
 
 class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
-    """Serves the requests of run_test.py."""
+    """Serves the requests of the runner."""
 
     def on_request(self, message: worker_messages.ToPreloadedServer) -> None:
-        """Fork the child that run_test.py asks for."""
+        """Fork the child that the runner asks for."""
         match message:
             case worker_messages.OpenFile():
                 to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)

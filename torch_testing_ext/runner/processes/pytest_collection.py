@@ -53,7 +53,7 @@ _OVERRULED: dict[str, Any] = {
     "tx": [],
     "xmlpath": None,
 }
-# Of pytest-cov.
+# The name of pytest-cov's plugin.
 _COVERAGE = "_cov"
 _OURS = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
@@ -65,7 +65,7 @@ class Collection:
 
     def __init__(self, path: str, load_as: LoadAs):
         self.path = path
-        # As pytest has imported it.
+        # The module as pytest has imported it.
         self.module: ModuleType | None = None
         self.import_error: BaseException | None = None
         # What could not be collected, and why: the names of classes or functions, none for the whole file.

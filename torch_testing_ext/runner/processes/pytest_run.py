@@ -92,7 +92,7 @@ def _finish(collection: Collection, loop: _Loop) -> None:
 
 
 class _Loop:
-    """The plugin that runs the tests in place of pytest's own loop, and reports each to run_test.py."""
+    """The plugin that runs the tests in place of pytest's own loop, and reports each to the runner."""
 
     def __init__(self, unit: UnitSpec, tests: Sequence[tuple[int, Any]], send: Send):
         self.has_failed = False
@@ -193,7 +193,7 @@ class _Loop:
         self._of_test.add(report)
 
 
-# Of endings that no outcome is named after.
+# The outcomes of endings that no outcome is named after.
 _OUTCOMES = {
     Ending.XPASSED: TestOutcome.PASSED,
     Ending.UNFINISHED: TestOutcome.ERROR,

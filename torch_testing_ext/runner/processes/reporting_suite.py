@@ -67,9 +67,9 @@ class ReportingResult(unittest.TestResult):
         self._reports = UnitReports(unit, send)
         self._tests = tests
         self._sets_up = False  # the fixture that is running is a set-up
-        # Of the latest set-up: outcome, failure or reason, want.
+        # The problems of the latest set-up: outcome, failure or reason, want.
         self._problems: list[tuple[TestOutcome, FailureView | str, str | None]] = []
-        self._number = -1  # of the test that is announced
+        self._number = -1  # the number of the test that is announced
         self._test: Any = None
         self._has_begun = False
         self._depth = 0  # how many runs have begun and not ended

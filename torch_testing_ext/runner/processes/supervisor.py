@@ -184,7 +184,7 @@ def describe(pid: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Does the process have a handler for this signal? Without one the signal would kill it."""
+    """Whether the process has a handler for this signal. Without one the signal would kill it."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
             caught = next(line for line in status if line.startswith("SigCgt:"))

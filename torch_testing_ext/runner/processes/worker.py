@@ -27,7 +27,7 @@ from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, Preloa
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
-# By `Class.test_x`.
+# Tests by `Class.test_x`.
 Tests = Mapping[str, Any]
 
 
@@ -49,7 +49,7 @@ class DescriptorsClosed(Exception):
 
 
 class Reports:
-    """The worker's reports to run_test.py, over a descriptor that a test may close or replace."""
+    """The worker's reports to the runner, over a descriptor that a test may close or replace."""
 
     def __init__(self, channel: Channel[Nothing], unit: UnitSpec):
         self._channel = channel

@@ -1,4 +1,4 @@
-"""The messages between run_test.py and the processes of a run."""
+"""The messages between the runner and the processes of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UnitSpec:
     load_as: LoadAs
     root: str  # the working directory of the commands
     tests: tuple[str, ...]  # `Class.test_x`
-    timeouts: tuple[float, ...]  # of each test
+    timeouts: tuple[float, ...]  # the time-out of each test
     commands: tuple[str, ...]  # that run each of them alone
     show_commands: tuple[str, ...]  # that show the account of its failure
     directory: Path
@@ -209,7 +209,7 @@ class DevicesCounted:
     kind: str | None
     count: int
     torch: str = ""  # the version of torch
-    uuids: tuple[str, ...] = ()  # of each; empty if they cannot be found out
+    uuids: tuple[str, ...] = ()  # the UUID of each; empty if they cannot be found out
     facts: tuple[DeviceFacts, ...] = ()  # likewise
     nccl: tuple[int, ...] = ()  # the version of NCCL
     backend: str = ""  # their own one

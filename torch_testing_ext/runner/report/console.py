@@ -52,7 +52,7 @@ class Console:
     _last_shown: TestId | None = None
     _partial_lines: dict[TestId | None, str] = field(default_factory=dict)
     _warnings: list[str] = field(default_factory=list)
-    # With the first test that failed for each.
+    # The causes of failures, with the first test that failed for each.
     _causes: dict[Hashable, TestId] = field(default_factory=dict)
     # Failures of tests that are retried.
     _shown: dict[tuple[TestId, int], list[str]] = field(default_factory=dict)

@@ -87,7 +87,7 @@ def is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
 class ConsoleLayout:
     """The space that the report has, where it is shown."""
 
-    # Of the terminal; None if there is none.
+    # The columns of the terminal; None if there is none.
     columns: int | None = None
     # The report file that has all of a message, if there is one.
     complete: str = ""

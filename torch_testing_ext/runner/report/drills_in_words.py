@@ -76,7 +76,7 @@ def cell_words(cells: Sequence[SweepCell], with_seconds: bool = True) -> str:
     return f"{words}{f' {duration(max(times))}' if times and with_seconds else ''}{known}"
 
 
-# Of the faults that a list on the console names.
+# The most faults that a list on the console names.
 _MOST_TOLD = 10
 
 

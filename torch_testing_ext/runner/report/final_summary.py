@@ -34,7 +34,7 @@ class FinalSummary:
     # They came after `summary` was made.
     late_warnings: Sequence[str]
     layout: ConsoleLayout
-    # With the details of each failure, which have not been printed before.
+    # Whether it has the details of each failure, which have not been printed before.
     in_full: bool
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summar
 from torch_testing_ext.runner.options import Options
 
 FORMAT = "torch_testing_ext journal 4"
-# In the second one, failures are texts only. Until the third one, an attempt had the fields of its end itself.
+# In the second format, failures are texts only. Until the third one, an attempt had the fields of its end itself.
 _OLDER = ("torch_testing_ext journal 3", "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
 # Journals of earlier runs in a folder.

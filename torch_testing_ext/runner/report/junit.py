@@ -41,7 +41,7 @@ def render_junit(history: History) -> str:
         # The schema has no such count for all suites.
         if name != "skipped":
             counts[name] = sum(int(suite.get(name, 0)) for suite in suites)
-    root = xml_element("testsuites", *suites, name="run_test.py", **counts, time=_seconds(summary.seconds))
+    root = xml_element("testsuites", *suites, name="torchtest", **counts, time=_seconds(summary.seconds))
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -106,8 +106,8 @@ def _interruption(summary: Summary) -> Elements:
         details = f"{why}; {count(len(summary.unfinished), 'test')} did not finish\n{summary.error}".rstrip()
         error = xml_element("error", details, message=why)
         error.set("type", "error" if summary.error else "interrupted")
-        case = xml_element("testcase", error, name="the whole run", classname="run_test.py", time=_seconds(0.0))
-        yield _suite("run_test.py", [case])
+        case = xml_element("testcase", error, name="the whole run", classname="torchtest", time=_seconds(0.0))
+        yield _suite("torchtest", [case])
 
 
 def _seconds(seconds: float) -> str:

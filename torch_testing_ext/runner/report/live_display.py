@@ -49,7 +49,7 @@ class Live:
 
     terminal: TerminalStream
     policy: Policy = field(default_factory=Policy)
-    # If not, another display draws it.
+    # Whether it draws itself; else another display draws it.
     shows: bool = True
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
     by_category: Counter[Category] = field(default_factory=Counter)

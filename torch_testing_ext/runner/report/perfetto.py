@@ -20,7 +20,7 @@ IMPORTS = 3
 
 # Worlds follow all places where ranks run.
 _FIRST_WORLD = 1 << 16
-# Of a call in a whole world, in seconds.
+# The length of a call in a whole world, in seconds.
 STEP = 1e-3
 
 TraceEvent = dict[str, Any]

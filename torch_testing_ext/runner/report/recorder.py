@@ -35,7 +35,7 @@ class History:
 
     run: RunBegan
     summary: Summary
-    # In the order in which they ended.
+    # The attempts in the order in which they ended.
     attempts: tuple[Attempt, ...]
     spans: tuple[Span, ...]
     # Before the run: their times are negative.
@@ -49,7 +49,7 @@ class Recorder:
     _run: RunBegan = field(default_factory=lambda: RunBegan((), (), (), 0, 0.0))
     _attempts: list[Attempt] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
-    # By the unit's number.
+    # The units that run, by number.
     _open: dict[int, UnitBegan] = field(default_factory=dict)
     _importing: dict[str, float] = field(default_factory=dict)
     _imports: list[ImportSpan] = field(default_factory=list)

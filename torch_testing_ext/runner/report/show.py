@@ -56,7 +56,7 @@ def _account(attempt: Attempt) -> str:
 
 
 def _is_named(test: str, names: Sequence[str]) -> bool:
-    """Is the test one of these? A name may lack the file, the class or the parts that the test's folders have."""
+    """Whether the test is one of these. A name may lack the file, the class or what the test's folders have."""
     if not names:
         return True
     for name in names:

@@ -47,7 +47,7 @@ class WatchPage:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        # Of the run.
+        # The display of the run.
         self._live: Live | None = None
         self._status = ""
         self._stacks = ""

@@ -58,7 +58,7 @@ def account(attempt: Attempt) -> str:
 
 
 def has_parts(attempt: Attempt) -> bool:
-    """Is more known of a failure than a text?"""
+    """Whether more is known of a failure than a text."""
     return attempt.failure is not None and attempt.failure.text is None
 
 

@@ -31,7 +31,7 @@ from .earlier_runs import EarlierRuns, Remembered
 
 # The files that an import or a test has read, with the hashes of their contents.
 Files = dict[str, str]
-# By test, or by file of tests; None where it is unknown.
+# The files that were read, by test or by file of tests; None where they are unknown.
 Reads = Mapping[TestId, Files | None]
 GIT_TIMEOUT = 20.0
 # The entry for what the import of a file reads.
@@ -60,9 +60,9 @@ class Affected:
         self._real_paths: dict[str, str] = {}
         # The records of each file of tests.
         self._records: dict[str, dict[str, Any]] = {}
-        # For files of tests.
+        # The reasons to select files of tests.
         self._reasons: dict[str, str | None] = {}
-        # Of what the import of each file of tests reads.
+        # The digests of what the import of each file of tests reads.
         self._digests: dict[str, str] = {}
 
     def _hash_now(self, path: str) -> str:
@@ -271,7 +271,7 @@ class Affected:
         files_of_import = reads[TestId(file)]
         if files_of_import is not None:
             files_of_import = self._relative_paths(self._with_settings(file, files_of_import))
-        # If not, the file is broken, or skips all of its tests.
+        # A file that is not whole is broken, or skips all of its tests.
         is_whole = all(test.id.method for test in tests)
         shared = {
             "key": self._key,

@@ -138,7 +138,7 @@ class LastFailed:
         self._failed = frozenset(self._remembered.load())
 
     def has_failures(self, file: str) -> bool:
-        """Did any test of the file fail in its last run?"""
+        """Whether any test of the file failed in its last run."""
         if file in self._failed:
             return True
         beginning = f"{file}::"

@@ -51,7 +51,7 @@ class _Parser:
         self._option = option
         self._word = word
         self._read = read
-        # With their positions.
+        # The tokens with their positions.
         self._tokens: list[tuple[str, int]] = []
         for match in _TOKEN.finditer(text):
             self._tokens.append((match.group(), match.start()))

@@ -13,7 +13,7 @@ _NOWHERE = (
     "or file, or set tests in [tool.torch_testing_ext] of pyproject.toml"
 )
 
-# As pytest's norecursedirs, which has virtual environments, too.
+# The folders of pytest's norecursedirs, which has virtual environments, too.
 _OTHERS = ("build", "dist", "node_modules")
 
 

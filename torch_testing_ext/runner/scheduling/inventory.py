@@ -37,12 +37,12 @@ class Inventory:
     fake: bool = False
     # What tells a device from all others, by name.
     identities: Mapping[str, str] = field(default_factory=dict)
-    # Of a cluster, whose devices have their node in their name.
+    # The nodes of a cluster, whose devices have their node in their name.
     nodes: tuple[NodeOfRun, ...] = ()
-    # Of each device; empty if they are not known.
+    # The facts of each device; empty if they are not known.
     facts: tuple[DeviceFacts, ...] = ()
     ranks_per_device: int = 1
-    # Of ranks that share devices.
+    # The backend of ranks that share devices.
     shared_backend: str = ""
 
     def identity_of(self, name: str) -> str:

@@ -34,14 +34,14 @@ class Size(NamedTuple):
 class Leases:
     """The devices and CPU slots of a machine, and which of them are leased."""
 
-    # Of the devices.
+    # The names of the devices.
     names: tuple[str, ...]
     number_of_slots: int
-    # Of each device, if they are known.
+    # The facts of each device, if they are known.
     facts: Sequence[DeviceFacts] = ()
-    # Of ranks that share devices.
+    # The backend of ranks that share devices.
     shared_backend: str = ""
-    # Of a cluster.
+    # The node, if the run has a cluster.
     node: str = ""
     _held: list[Lease] = field(default_factory=list)
     # The ranks of each lease of devices, which use processors as well.

@@ -43,7 +43,7 @@ class Plan:
     """The units of a run, and the tests that it skips without running them."""
 
     units: tuple[Unit, ...]
-    # With their reasons.
+    # The tests that are skipped, with their reasons.
     skipped: tuple[Test, ...]
 
     @property

@@ -125,7 +125,7 @@ class Selection:
         return any(matches(test) for matches in self.marks)
 
     def may_select_from(self, file: str, source: str) -> bool:
-        """May a file that cannot be imported have a test that -k and -m select, by the names in its source?"""
+        """Whether a file that cannot be imported may have a test that -k and -m select, by the names in its source."""
         classes = ("", *_CLASS.findall(source))
         functions = ("", *_FUNCTION.findall(source))
         tests = [TestId(file, cls, name) for cls in classes for name in functions]

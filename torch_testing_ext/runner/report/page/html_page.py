@@ -80,7 +80,7 @@ class _Page:
         self._command = command
         self._ordered = sorted(self._summary.finished, key=self._rank)
         self._anchors = {key_of_test(finished): f"test-{number}" for number, finished in enumerate(self._ordered, 1)}
-        # In the order of the page.
+        # The outcomes in the order of the page.
         self._counts = Counter(finished.outcome for finished in self._ordered)
 
     def _rank(self, finished: FinishedTest) -> tuple[int, int, float]:

@@ -15,7 +15,7 @@ from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_
 # A place in a picture: x and y.
 Point = tuple[float, float]
 
-# In pixels.
+# Sizes in pixels.
 WIDTH_OF_GRAPH = 860
 BOX = 24
 RADIUS = 130
