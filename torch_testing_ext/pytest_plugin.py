@@ -31,6 +31,7 @@ from torch_testing_ext._process import (
     early_threads as early_threads,
     launcher_variables,
     notes,
+    setting_names,
     terminal as terminal,
     words,
 )
@@ -186,7 +187,9 @@ def _start_fake_accelerators(count: int) -> None:
 
 def _fake_accelerators() -> str:
     """Return how many there are, by the option or by the user's variable; empty without any."""
-    return os.environ.get("TORCH_TESTING_EXT_FAKE_ACCELERATORS", "")
+    from torch_testing_ext._machine import fake_accelerator
+
+    return os.environ.get(fake_accelerator.COUNT, "")
 
 
 @contextmanager
@@ -215,7 +218,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         replayed_examples.choose_search()
     if config.getoption("--sanitize"):
-        os.environ["TORCH_TESTING_EXT_SANITIZE"] = config.getoption("--sanitize")
+        os.environ[setting_names.SANITIZE] = config.getoption("--sanitize")
     if config.getini("dist_lease_folder"):
         from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 
@@ -236,7 +239,7 @@ def _run_in_worlds(config: pytest.Config) -> None:
 
         if this_launch() is not None:
             raise pytest.UsageError(f"{_WORLD} starts its ranks itself: run pytest without a launcher")
-    os.environ["_TORCH_TESTING_EXT_WORLD"] = str(config.getoption(_WORLD))
+    os.environ[setting_names.WORLD] = str(config.getoption(_WORLD))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -382,7 +385,7 @@ def _concerns_us(item: Any) -> bool:
 # since this is before the fixtures are set up.
 def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
-    is_in_world = os.environ.get("_TORCH_TESTING_EXT_WORLD")
+    is_in_world = os.environ.get(setting_names.WORLD)
     if not _concerns_us(item):
         if is_in_world:
             _require_ranks(item)

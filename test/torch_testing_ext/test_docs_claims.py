@@ -16,8 +16,7 @@ import torch_testing_ext
 from torch_testing_ext import common_distributed, common_utils, hypothesis_utils, pytest_plugin, ranks
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner import option_sources
-from torch_testing_ext.runner.options import OPTION_TABLE
+from torch_testing_ext.runner.options import OPTION_TABLE, sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -160,8 +159,10 @@ class OptionsTest(unittest.TestCase):
                 continue
             with self.subTest(page=page, arguments=arguments):
                 environ = dict(word.split("=", 1) for word in variables.split())
-                with mock.patch.object(option_sources, "_existing", tuple):  # the reader's checkouts are not here
-                    option_sources.read_options(words, environ, ROOT, ROOT)
+                with mock.patch(
+                    "torch_testing_ext.runner.options.dropped_in._existing", tuple
+                ):  # the reader's checkouts are not here
+                    sources.read_options(words, environ, ROOT, ROOT)
 
     def test_settings_of_examples_are_read(self) -> None:
         """Those of pyproject.toml."""
@@ -170,7 +171,7 @@ class OptionsTest(unittest.TestCase):
         for example in sorted(examples):
             with self.subTest(example=example), tempfile.TemporaryDirectory() as folder:
                 Path(folder, "pyproject.toml").write_text(example, encoding="utf-8")
-                read = option_sources.read_options((), {}, Path(folder), Path(folder))
+                read = sources.read_options((), {}, Path(folder), Path(folder))
                 self.assertIn("pyproject.toml", read.sources.values())
 
     def test_options_in_prose_exist(self) -> None:

@@ -38,9 +38,10 @@ from torch_testing_ext.faults import (
 )
 from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
 from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
+from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.model import KnownFile
-from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.report import drills_in_words, wording
 
 
@@ -260,7 +261,7 @@ class WordsTest(unittest.TestCase):
 
     def test_the_command_to_run_again(self):
         words = ("--drill", "kill", "--drill-points", "steps", "--drill-fail", "hang")
-        self.assertIn(" ".join(words), self.read(*words).command)
+        self.assertIn(" ".join(words), run_again.command(self.read(*words)))
 
     def test_mistakes(self):
         for words, told in (

@@ -16,7 +16,7 @@ import yaml
 
 import torch_testing_ext
 from torch_testing_ext.launch import environment
-from torch_testing_ext.runner import option_sources
+from torch_testing_ext.runner.options import sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
@@ -59,7 +59,7 @@ class ExamplesTest(unittest.TestCase):
         self.assertEqual(len(commands), len(JOBS))
         for command in commands:
             with self.subTest(command=command):
-                option_sources.read_options(shlex.split(command.replace("$CI_NODE_TOTAL", "3")), {}, ROOT, ROOT)
+                sources.read_options(shlex.split(command.replace("$CI_NODE_TOTAL", "3")), {}, ROOT, ROOT)
 
 
 if __name__ == "__main__":

@@ -226,7 +226,6 @@ class TestLayers(unittest.TestCase):
         """Engines and reporters share only events; what decides what to run knows neither, nor any process."""
         forbidden = {
             "options": {"processes", "engine", "report"},
-            "option_sources": {"processes", "engine", "report"},
             "scheduling": {"processes", "engine", "report"},
             "engine": {"report"},
             "report": {"processes", "engine"},

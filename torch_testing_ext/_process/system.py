@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from . import setting_names
 from .logs import content_of, text_of
 
 LINUX = sys.platform.startswith("linux")
@@ -304,14 +305,14 @@ def why_refused(error: OSError) -> str:
     if error.errno == errno.EACCES and (umask := _umask()) & 0o700:
         return f"{error}. The umask is {umask:03o}, which closes new files to yourself: set it to 022 (umask 022)"
     if error.errno in _NO_FOLDER:
-        logs = os.environ.get("TORCH_TESTING_EXT_LOGS", "")
+        logs = os.environ.get(setting_names.LOGS, "")
         try:
             temporary = tempfile.gettempdir()
         except OSError:
             return f"{error}. Set TMPDIR to a folder that can be written to"
         # The runner sets that to a folder of its own.
         is_chosen = logs and not logs.startswith(f"{temporary}/")
-        name = "TORCH_TESTING_EXT_LOGS" if is_chosen else "TMPDIR"
+        name = setting_names.LOGS if is_chosen else "TMPDIR"
         begin = "Free disk space, or set" if error.errno in _NO_ROOM else "Set"
         folder = logs if is_chosen else temporary
         return f"{error}. {begin} {name} to a folder that can be written to; it is {folder} now"

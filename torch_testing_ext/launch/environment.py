@@ -28,8 +28,10 @@ from torch_testing_ext._process import (
     messages,
     notes,
     project_settings,
+    setting_names,
     system,
 )
+from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT, PREFIX
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import Drill
 
@@ -226,11 +228,6 @@ def set_variables_of_rank(rank: int, incarnation: int = 0) -> None:
 #
 # A misspelt name or value is an error that lists the known ones: a setting that silently has no effect costs an hour.
 
-PREFIX = "TORCH_TESTING_EXT_"
-# Of the settings that this package makes for its own processes.
-OWN_PREFIX = "_TORCH_TESTING_EXT_"
-# PyTorch's, for the time limit of each test.
-DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 # Options of the runner, which reads and checks them itself.
 RUNNER_PREFIX = project_settings.RUNNER_PREFIX
 
@@ -296,26 +293,21 @@ def _number(text: str) -> int:
 
 _STARTS = ("auto", "fork", "fork-fresh", "spawn")
 KNOWN_SETTINGS = {
-    PREFIX + "START": _Setting("start", "auto, fork, fork-fresh or spawn", _one_of(*_STARTS)),
-    PREFIX + "LOGS": _Setting("logs", "a directory", _directory),
-    PREFIX + "STREAM": _Setting("stream", "0 or 1", _either("0", "1")),
-    PREFIX + "DEBUG_RANK": _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
-    PREFIX + "SANITIZE": _Setting(
+    setting_names.START: _Setting("start", "auto, fork, fork-fresh or spawn", _one_of(*_STARTS)),
+    setting_names.LOGS: _Setting("logs", "a directory", _directory),
+    setting_names.STREAM: _Setting("stream", "0 or 1", _either("0", "1")),
+    setting_names.DEBUG_RANK: _Setting("debug_rank", "a rank: 0, 1, 2 ...", _number),
+    setting_names.SANITIZE: _Setting(
         "sanitize", f"kinds of checks, separated by commas: {', '.join(KNOWN_KINDS)}", read_kinds
     ),
-    PREFIX + "SANITIZE_ORDER": _Setting("fails_for_order", "warn or fail", _either("warn", "fail")),
-    PREFIX + "SHAKE": _Setting("shake", "a seed: 0, 1, 2 ...", _number),
-    # Set on a cluster with cluster.fake-gpus: the devices that the test would have if they existed.
-    PREFIX + "FAKE_DEVICES": _Setting("fake_devices", "numbers: 0,3", _names),
+    setting_names.SANITIZE_ORDER: _Setting("fails_for_order", "warn or fail", _either("warn", "fail")),
+    setting_names.SHAKE: _Setting("shake", "a seed: 0, 1, 2 ...", _number),
+    setting_names.FAKE_DEVICES: _Setting("fake_devices", "numbers: 0,3", _names),
 }
-IN_WORLD = OWN_PREFIX + "WORLD"
 _OWN_SETTINGS = {
-    # Ranks write when their collectives began and ended, also those that pass.
-    OWN_PREFIX + "LANES": _Setting("lanes", "0 or 1", _either("0", "1")),
-    # The ranks of the world, without communication, that tests run in.
-    IN_WORLD: _Setting("world", "a number of ranks", _number),
-    # The runner tries faults in each test.
-    OWN_PREFIX + "DRILL": _Setting("drill", "a drill", lambda text: messages.decode(Drill, json.loads(text))),
+    setting_names.LANES: _Setting("lanes", "0 or 1", _either("0", "1")),
+    setting_names.WORLD: _Setting("world", "a number of ranks", _number),
+    setting_names.DRILL: _Setting("drill", "a drill", lambda text: messages.decode(Drill, json.loads(text))),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")

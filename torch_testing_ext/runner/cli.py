@@ -14,11 +14,10 @@ from torch_testing_ext._process import launcher_variables, user_commands
 from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, project_root
 
-from . import option_sources
-from .command_line import COMMANDS
 from .model import ExitCode, exit_code
-from .option_sources import ConfiguredOptions
-from .options import Action, CannotRun, UsageError
+from .options import Action, CannotRun, UsageError, layers, sources
+from .options.commands import COMMANDS
+from .options.sources import ConfiguredOptions
 
 
 def console() -> int:
@@ -56,7 +55,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
         from torch_testing_ext.moving import main as convert
 
         return convert(words, f"{user_commands.runner_name()} {command}")
-    configured = option_sources.read_options(words, os.environ, root, Path.cwd(), command, as_pytorch=as_pytorch)
+    configured = sources.read_options(words, os.environ, root, Path.cwd(), command, as_pytorch=as_pytorch)
     match command:
         case "":
             return _execute(configured, root)
@@ -140,7 +139,7 @@ def _discard_stdout() -> None:
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run, list, or show the configuration."""
     if configured.options.action is Action.SHOW_CONFIG:
-        print(option_sources.show_options(configured))
+        print(sources.show_options(configured))
         return ExitCode.PASSED
 
     from . import session
@@ -180,7 +179,7 @@ def _show(configured: ConfiguredOptions) -> int:
 
     options = configured.options
     places = [options.journal or options.cache]
-    if option_sources.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
+    if layers.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
         places.append(Path(CACHE))
     found = list(show.accounts_of_failures(places, options.names))
     if not found:

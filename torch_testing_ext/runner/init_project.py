@@ -18,10 +18,9 @@ from torch_testing_ext._process import shell_words, user_commands
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext.runner.scheduling.finding_files import files_below, relative_to
 
-from . import option_sources
 from .model import ExitCode
-from .option_sources import default_folders
-from .options import UsageError
+from .options import UsageError, layers
+from .options.default_folders import default_folders, table, toml_content
 
 _TEXTS = Path(__file__).parent / "init"
 Main = Callable[[Sequence[str], Path], int]
@@ -62,7 +61,7 @@ def _template(name: str) -> str:
 def _configure(settings: Path, folders: Sequence[str]) -> None:
     """Say where the tests are, unless the settings do so already."""
     before = settings.read_text(encoding="utf-8") if settings.exists() else ""
-    if option_sources.pyproject_section(settings.parent) is not None:
+    if layers.pyproject_section(settings.parent) is not None:
         print(f"kept   {settings.name}: it has settings of torch_testing_ext")
         return
     between = ""
@@ -118,10 +117,10 @@ _IS_KIT = re.compile(r"\s*torch[-_.]testing[-_.]ext\s*(?:[\[@=<>~!;#]|$)", re.IG
 def _requirements(root: Path) -> Iterator[tuple[str, Sequence[str]]]:
     """The requirements of the project, each list with the words by which pip installs it."""
     yield "-r requirements.txt", text_of(root / "requirements.txt").splitlines()
-    content = option_sources.toml_content(root / "pyproject.toml")
-    yield ".", _texts(option_sources.table(content, ("project",)).get("dependencies"))
+    content = toml_content(root / "pyproject.toml")
+    yield ".", _texts(table(content, ("project",)).get("dependencies"))
     # Poetry has them by name.
-    yield ".", _texts(option_sources.table(content, ("tool", "poetry", "dependencies")))
+    yield ".", _texts(table(content, ("tool", "poetry", "dependencies")))
     setup = configparser.ConfigParser(interpolation=None, strict=False)
     with suppress(configparser.Error):
         setup.read_string(text_of(root / "setup.cfg"))
@@ -129,12 +128,12 @@ def _requirements(root: Path) -> Iterator[tuple[str, Sequence[str]]]:
     setup_py = text_of(root / "setup.py")
     if "extras_require" not in setup_py:
         yield ".", re.findall("[\"']([^\"']+)[\"']", setup_py)
-    for extra, requirements in option_sources.table(content, ("project", "optional-dependencies")).items():
+    for extra, requirements in table(content, ("project", "optional-dependencies")).items():
         yield f"'.[{extra}]'", _texts(requirements)
     if setup.has_section("options.extras_require"):
         for extra, lines in setup["options.extras_require"].items():
             yield f"'.[{extra}]'", lines.splitlines()
-    for group, requirements in option_sources.table(content, ("dependency-groups",)).items():
+    for group, requirements in table(content, ("dependency-groups",)).items():
         yield f"--group {group}", _texts(requirements)
 
 

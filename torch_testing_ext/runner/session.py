@@ -30,6 +30,7 @@ from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, typical_seconds
 
+from . import rank_settings
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .model import (
     Attempt,
@@ -87,7 +88,7 @@ class RunFollower(Reporter, Protocol):
 def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     """Does what the options say, and returns the exit code. `more`: gets the events, too."""
     if options.action is Action.RUN:
-        options.require_terminal()
+        rank_settings.require_terminal(options)
     if options.shuffle is Shuffle.RANDOM:
         # The report names the seed of the order.
         options = dataclasses.replace(options, shuffle=random.randrange(2**32))

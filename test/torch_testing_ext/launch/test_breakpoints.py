@@ -13,8 +13,9 @@ from kit.processes import clean_environ, end
 from kit.warm import run_warm, start_on_terminal
 
 from torch_testing_ext._process.terminal import TERMINAL_VARIABLE, UserTerminal, look_again
-from torch_testing_ext.runner.option_sources import read_options
+from torch_testing_ext.runner import rank_settings
 from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.options.sources import read_options
 
 TESTS = subject(__file__, "breakpoints.py")
 RUN_TEST = """
@@ -152,7 +153,7 @@ class WithoutATerminalTest(FolderCase):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: there is no terminal"):
-                    options(*argv, **environ).require_terminal()
+                    rank_settings.require_terminal(options(*argv, **environ))
         master, terminal = os.openpty()
         self.addCleanup(os.close, master)
         self.addCleanup(os.close, terminal)
@@ -163,7 +164,7 @@ class WithoutATerminalTest(FolderCase):
             for argv, written in ((("--pdb",), f":{path}"), (("--trace", "x", "--debug-rank", "2"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
-                self.assertEqual(chosen.environment_of_debugger()[TERMINAL_VARIABLE], written)
+                self.assertEqual(rank_settings.of_debugger(chosen)[TERMINAL_VARIABLE], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)

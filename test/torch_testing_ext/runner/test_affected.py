@@ -15,8 +15,8 @@ from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import file_reads
 from torch_testing_ext.runner.model import Test, TestId
-from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 

@@ -5,8 +5,9 @@ import unittest
 from kit.files import FolderCase
 
 from torch_testing_ext._process.project_settings import project_root
-from torch_testing_ext.runner.option_sources import default_folders, read_options
 from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.options.default_folders import default_folders
+from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.scheduling.finding_files import test_files
 
 

@@ -2,10 +2,11 @@
 
 import unittest
 
+from torch_testing_ext._process.setting_names import FAKE_DEVICES
 from torch_testing_ext.launch import environment
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, Options
-from torch_testing_ext.runner.scheduling.inventory import FAKE_DEVICES, Inventory, environment_of, make_inventory
+from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory
 
 
 def names(environ, kind, count, **options):

@@ -9,7 +9,7 @@ from kit.runs import RunsCase
 
 from torch_testing_ext._process import file_reads
 from torch_testing_ext.runner.model import Test, TestId
-from torch_testing_ext.runner.option_sources import read_options
+from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 

@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import io
 import re
+import shlex
 import unittest
 import unittest.mock
+from pathlib import Path
 
 from kit.files import FolderCase
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.launch import environment
-from torch_testing_ext.runner.command_line import COMMANDS, setting_name
-from torch_testing_ext.runner.option_sources import PREFIX, read_options, show_options
+from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.options import (
     OPTION_TABLE,
     Action,
@@ -27,6 +28,10 @@ from torch_testing_ext.runner.options import (
     Verbosity,
     Warm,
 )
+from torch_testing_ext.runner.options.commands import COMMANDS
+from torch_testing_ext.runner.options.layers import PREFIX
+from torch_testing_ext.runner.options.names import setting_name
+from torch_testing_ext.runner.options.sources import read_options, show_options
 
 
 class OptionsCase(FolderCase):
@@ -45,8 +50,8 @@ class CommandLineTest(OptionsCase):
     def test_a_whole_world_stands_alone(self):
         options = self.options("--world", "1024")
         self.assertEqual(options.world, 1024)
-        self.assertEqual(options.command.split()[-2:], ["--world", "1024"])
-        self.assertEqual(options.environment_of_sanitizer(0)["_TORCH_TESTING_EXT_WORLD"], "1024")
+        self.assertIn(" --world 1024", run_again.command(options))
+        self.assertEqual(rank_settings.of_ranks(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
         self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
         for words in (
             ("--pdb",),
@@ -291,9 +296,36 @@ class LayersTest(OptionsCase):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\njobs = [2, 3]\n")
         self.assertRefused("jobs: '2,3' is not")
 
-    def test_the_command_that_reruns_a_test_has_its_devices(self):
-        self.assertTrue(self.options("-o", "devices=cpu").command.endswith(" -o devices=cpu"))
-        self.assertNotIn("devices", self.options("-o", "devices=auto").command)
+    words_of_runner = len(shlex.split(user_commands.runner()))
+
+    def test_the_command_that_reruns_a_test_has_its_options(self):
+        for words in (
+            ("-m", "not slow", "-m", "gpu"),
+            ("-o", "devices=cpu"),
+            ("--fake-accelerators", "2"),
+            ("--ranks-per-gpu", "2"),
+            ("--cluster", "auto"),
+            ("--sanitize", "-o", "sanitize-order=fail"),
+            ("--sanitize=calls,nan",),
+            ("--world", "8"),
+            ("--drill", "kill,stop", "--drill-within", "5", "--drill-points", "steps", "--drill-fail", "hang"),
+            ("--cache", "elsewhere"),
+        ):
+            with self.subTest(words):
+                options = self.options(*words)
+                again = self.options(*shlex.split(run_again.command(options))[self.words_of_runner :], cwd=Path.cwd())
+                for field, spec in OPTION_TABLE.items():
+                    if spec.in_command:
+                        value, wanted = (getattr(each, field) for each in (again, options))
+                        same = value.resolve() == wanted.resolve() if isinstance(value, Path) else value == wanted
+                        self.assertTrue(same, (field, value, wanted))
+
+    def test_the_command_leaves_out_what_is_not_chosen(self):
+        command = run_again.command(self.options("-o", "devices=auto", "--jobs", "2", "--retries", "3", "name"))
+        self.assertRegex(command, rf"^{re.escape(user_commands.runner())} --cache \S+$")
+        # A project may set it for all its drills.
+        environ = {"TORCH_TESTING_EXT_RUN_DRILL_WITHIN": "5"}
+        self.assertNotIn("--drill-within", run_again.command(self.options(environ=environ)))
 
     def test_paths_are_relative_to_the_place_where_they_are_written(self):
         cwd = self.root / "cwd"
@@ -329,9 +361,11 @@ class LayersTest(OptionsCase):
         other, alone = self.file("checkout/test/test_y.py"), self.file("test_z.py")
         options = self.options("--drop-in", str(inside), "checkout/test/test_y.py")
         self.assertEqual((options.drop_in_root, options.tests, options.names), (inside.parents[2], (inside, other), ()))
-        self.assertEqual(options.command, f"{user_commands.runner()} --drop-in {inside.parents[2]}")
+        self.assertEqual(run_again.command(options), f"{user_commands.runner()} --drop-in {inside.parents[2]}")
         self.assertEqual(self.options("--drop-in", "test_z.py").drop_in_root, alone.parent)
-        self.assertEqual(self.options("--drop-in", "test_z.py").command, f"{user_commands.runner()} --drop-in {alone}")
+        self.assertEqual(
+            run_again.command(self.options("--drop-in", "test_z.py")), f"{user_commands.runner()} --drop-in {alone}"
+        )
 
     def test_names_of_a_drop_in(self):
         one, folder = self.file("folder/test_x.py"), self.root.resolve() / "folder"
@@ -353,7 +387,7 @@ class LayersTest(OptionsCase):
         options = self.options("--drop-in", "a", "--drop-in", "b", "test_y")
         self.assertEqual((options.drop_in, options.names), ((root / "a", root / "b"), ("test_y",)))
         self.assertEqual((options.tests, options.drop_in_root), ((one.parent, two.parent), root))
-        self.assertEqual(options.command, f"{user_commands.runner()} --drop-in {root}/a --drop-in {root}/b")
+        self.assertEqual(run_again.command(options), f"{user_commands.runner()} --drop-in {root}/a --drop-in {root}/b")
         self.assertEqual(self.options("--drop-in", "a/test_x.py", "--drop-in", "b").tests, (one, two.parent))
 
     def test_wrong_drop_ins(self):

@@ -14,8 +14,8 @@ from kit.with_accelerators import environ_of_accelerators
 
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, DeviceFacts, DeviceNeeds, ranks_per_device
 from torch_testing_ext.runner.model import Lease
-from torch_testing_ext.runner.option_sources import read_options
 from torch_testing_ext.runner.options import Action, Options, UsageError
+from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.run_site import notes_on_sharing
 from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory

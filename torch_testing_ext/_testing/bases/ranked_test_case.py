@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
+from torch_testing_ext._process import setting_names
 from torch_testing_ext._testing.bases.invocation import case_of_test
 from torch_testing_ext._testing.bases.rank_accounts import account_for_error, may_skip, subtests_of
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, rank_error
@@ -34,7 +35,7 @@ DEFAULT_WORLD_SIZE = 4
 # A wrong value fails each test when its ranks start: see launch/environment.py.
 TIMEOUT_DEFAULT: float = 300
 with suppress(ValueError):
-    TIMEOUT_DEFAULT = _number(os.getenv(environment.DEFAULT_TIMEOUT, "300"))
+    TIMEOUT_DEFAULT = _number(os.getenv(setting_names.DEFAULT_TIMEOUT, "300"))
 TIMEOUT_OVERRIDE: dict[str, float] = {"test_ddp_uneven_inputs": 400, "test_DistributedDataParallel": 500}
 
 

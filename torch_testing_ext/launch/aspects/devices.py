@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import device_rules
 from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
-from torch_testing_ext._process import notes
+from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext._process.private_folders import UnsafeFolder
-from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.attempts import Aspect, DeviceNeed
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def leased_devices(
     try:
         chosen = _choose(locks, identities, count)
         if fake:
-            shown = {environment.PREFIX + "FAKE_DEVICES": ",".join(chosen)}
+            shown = {setting_names.FAKE_DEVICES: ",".join(chosen)}
         elif set(chosen) == set(names):
             shown = {}
         else:

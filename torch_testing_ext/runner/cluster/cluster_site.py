@@ -17,6 +17,7 @@ from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.words import first_names
+from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.places import Place
 from torch_testing_ext.runner.engine.running_unit import UnitListener
@@ -158,8 +159,8 @@ def _prepare(options: Options, root: Path) -> PrepareNode:
         options=options,
         jobs=None if options.jobs == ALL_CPUS else options.jobs,
         fake_devices=(),
-        command=options.command,
-        show_command=options.show_command,
+        command=run_again.command(options),
+        show_command=run_again.show_command(options),
         environ=environment_for_nodes(os.environ, options.cluster_env),
         undo_worker=options.cluster != SLURM,
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch_testing_ext
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, all_masks
-from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
-from torch_testing_ext.launch.environment import PREFIX, RUNNER_PREFIX
+from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, RUNNER_PREFIX
+from torch_testing_ext._process.setting_names import PREFIX
 
 from .agent_messages import NodeFacts
 from .ray_actor import digest_of

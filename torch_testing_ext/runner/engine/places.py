@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from torch_testing_ext._machine.machine_resources import leased_by_ancestors, leased_for, leased_port
 from torch_testing_ext._process.event_loop import EventLoop
+from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.model import Lease, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
@@ -87,9 +88,10 @@ class LocalPlace(Place):
             environ.update(leased_for(identities, leased_by_ancestors(os.environ)))
         if self.others is not None:
             locks = self.others.locks.descriptors(lease.devices)
-        environ.update(self.options.environment_of_sanitizer(unit.repetition))
-        environ.update(self.options.environment_of_debugger())
-        show_command = self.options.show_command if self.show_command is None else self.show_command
+        environ.update(rank_settings.of_ranks(self.options, unit.repetition))
+        environ.update(rank_settings.of_debugger(self.options))
+        command = run_again.command(self.options) if self.command is None else self.command
+        show_command = run_again.show_command(self.options) if self.show_command is None else self.show_command
         return RunningUnit(
             unit,
             lease,
@@ -97,7 +99,7 @@ class LocalPlace(Place):
             self.options,
             environ,
             listener,
-            self.options.command_of(unit.repetition, self.command),
+            run_again.with_delays(command, self.options, unit.repetition),
             show_command,
             locks,
         )

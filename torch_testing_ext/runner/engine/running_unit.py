@@ -17,8 +17,8 @@ from torch_testing_ext._process import shell_words, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.setting_names import PREFIX
 from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
-from torch_testing_ext.launch.environment import PREFIX
 from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes import worker_messages

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torch_testing_ext._process.kept_failures import make_cache_folder
+from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.events import Reporter, Reporters, Warned
 from torch_testing_ext.runner.model import Policy
 from torch_testing_ext.runner.options import Options, Verbosity
@@ -42,7 +43,7 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     status = None
     if is_terminal(stream, environ) and not options.pdb:
         status = make_status(terminal, options.policy)
-    console = _make_console(status or terminal, options, stream, environ, options.policy, options.command)
+    console = _make_console(status or terminal, options, stream, environ, options.policy, run_again.command(options))
 
     def warn(message: str) -> None:
         console.on_event(Warned(message))
@@ -107,7 +108,7 @@ def _make_console(
     files = (options.html, options.results, options.junitxml)
     complete = next((str(file) for file in files if file), "")
     whole = options.verbosity is Verbosity.VERBOSE
-    layout = ConsoleLayout(complete=complete, show=options.show_command, whole=whole)
+    layout = ConsoleLayout(complete=complete, show=run_again.show_command(options), whole=whole)
     return Console(
         writer,
         make_styler(stream, environ),
@@ -127,7 +128,7 @@ def _file_reports(options: Options, command: str | None = None) -> dict[Path, Re
 
     renderers: dict[Path | None, Render] = {
         options.junitxml: junit.render_junit,
-        options.html: partial(html_page.render_page, command=command or options.command),
+        options.html: partial(html_page.render_page, command=command or run_again.command(options)),
         options.perfetto: perfetto.render_perfetto,
         options.results: json_results.render_json,
     }

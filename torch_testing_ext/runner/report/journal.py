@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process import locks, messages
+from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -61,7 +62,7 @@ class JournalEnd:
 
 
 def header_of(options: Options) -> JournalHeader:
-    return JournalHeader(FORMAT, os.getpid(), options.command, options.policy, options.allow_all_skipped)
+    return JournalHeader(FORMAT, os.getpid(), run_again.command(options), options.policy, options.allow_all_skipped)
 
 
 _RECORDED = (RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping)

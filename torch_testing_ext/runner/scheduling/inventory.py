@@ -19,12 +19,12 @@ from torch_testing_ext._machine.device_rules import (
     why_too_many,
 )
 from torch_testing_ext._machine.nvml import Gpu, nvlinks
+from torch_testing_ext._process import setting_names
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun
 from torch_testing_ext.runner.options import Gpus, Options, UsageError
 
 # The same as in launch/environment.py, which is slow to import.
-FAKE_DEVICES = "TORCH_TESTING_EXT_FAKE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -182,4 +182,4 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
         sharing[RANKS_PER_GPU] = str(inventory.ranks_per_device) if lease.shared_by else ""
     if not inventory.fake:
         return {**masks_for(lease.devices, inventory.kind), **sharing}
-    return {**masks_for((), inventory.kind), **sharing, FAKE_DEVICES: ",".join(lease.devices)}
+    return {**masks_for((), inventory.kind), **sharing, setting_names.FAKE_DEVICES: ",".join(lease.devices)}

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext.runner.command_line import COMMANDS
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.options.commands import COMMANDS
 
 from .expressions import Matches, MatchesMarks, parse_expression, parse_marks
 from .finding_files import relative_to, split_name

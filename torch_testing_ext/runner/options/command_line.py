@@ -1,9 +1,10 @@
-"""The words of a command line: their parser and its help."""
+"""The parser of a command line."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,88 +13,11 @@ from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.project_settings import read_boolean
 from torch_testing_ext._process.words import NEAR
 
-from .options import (
-    OPTION_GROUPS,
-    OPTION_TABLE,
-    Level,
-    Options,
-    OptionSpec,
-    UsageError,
-)
-
-# --------------------------------------------------------------------------------------------------------------------
-# The commands of the runner, and the names of options.
-
-
-@dataclass(frozen=True)
-class CommandSpec:
-    """A command of the runner: its help, and the options that it has."""
-
-    summary: str
-    usage: str = ""
-    description: str = ""
-    # Their fields; without any, the command reads its words itself.
-    options: tuple[str, ...] = ()
-
-
-COMMANDS = {
-    "init": CommandSpec("set up a project, and run its first test"),
-    user_commands.SHOW: CommandSpec(
-        "print the full reports of failures",
-        "[options] [NAME ...]",
-        "Print the full report of each failure of the latest run, or of the tests NAME.",
-        ("journal", "cache"),
-    ),
-    "report": CommandSpec(
-        "write reports of an earlier run",
-        "[options] [JOURNAL]",
-        "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
-        "\nThe run may have been killed.",
-        ("junitxml", "html", "perfetto", "results", "durations", "cache"),
-    ),
-    "why": CommandSpec(
-        "explain why --affected selects a test or not",
-        "[options] TEST ...",
-        "Explain for each TEST why --affected selects it or not. Nothing runs.",
-        ("affected", "drop_in", "cache"),
-    ),
-    "moving": CommandSpec("convert tests that use another project's helpers"),
-    "cluster clean": CommandSpec(
-        "delete what runs left on the nodes of a Ray cluster",
-        "[options]",
-        "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
-        ("cluster", "cluster_timeout"),
-    ),
-}
-EXIT_CODES = """\
-exit codes:
-  0  no test failed                       4  usage error: nothing was run
-  1  at least one test failed             5  nothing was selected
-  2  the run was interrupted              6  all tests were skipped: not enough
-  3  internal error of this program          devices"""
-_OF_PYTORCH = """\
--i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
-run_test.py. In torchtest, -x ends the run at the first failure, as in pytest."""
-_OF_PYTEST = """\
--x ends the run at the first failure, as in pytest. In run_test.py, -i NAME ...
-and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
-
-
-def setting_name(field: str) -> str:
-    """The name of an option in configuration files: `cluster.nodes`, `lease-folder`."""
-    name = field.replace("_", "-")
-    return f"cluster.{name.removeprefix('cluster-')}" if name.startswith("cluster-") else name
-
-
-def written_name(field: str) -> str:
-    """The name by which a command line has an option: that of its flag, or of its setting."""
-    spec = OPTION_TABLE[field]
-    flags = [*spec.flags, *(name for value in spec.values for name in value.names)]
-    return flags[0] if flags and spec.level is not Level.SETTING else f"-o {setting_name(field)}"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The parser.
+from .all_options import OPTION_TABLE, Options
+from .commands import COMMANDS
+from .declaring import Level, OptionSpec
+from .names import setting_name, shown_value
+from .values import UsageError
 
 
 @dataclass(frozen=True)
@@ -106,6 +30,18 @@ class ParsedWords:
     overrides: Sequence[tuple[str, str]]
 
 
+EXIT_CODES = """\
+exit codes:
+  0  no test failed                       4  usage error: nothing was run
+  1  at least one test failed             5  nothing was selected
+  2  the run was interrupted              6  all tests were skipped: not enough
+  3  internal error of this program          devices"""
+_OF_PYTORCH = """\
+-i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
+run_test.py. In torchtest, -x ends the run at the first failure, as in pytest."""
+_OF_PYTEST = """\
+-x ends the run at the first failure, as in pytest. In run_test.py, -i NAME ...
+and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
 # In --help-all, not in --help.
 ALIASES = frozenset(
     (
@@ -190,9 +126,9 @@ class _Arguments:
             formatter_class=_HelpFormatter,
             add_help=False,
         )
-        for title, specs in OPTION_GROUPS.items():
+        for title, specs in itertools.groupby(OPTION_TABLE.items(), lambda item: item[1].group):
             group = parser.add_argument_group(title)
-            for field, spec in specs.items():
+            for field, spec in specs:
                 if self._has(field) and self._lists(field, spec, level):
                     for names, more in self._arguments(field, spec):
                         hidden = () if level is Level.SETTING else ALIASES
@@ -318,18 +254,6 @@ def _default_text(field: str, spec: OptionSpec) -> str:
         return ""
     shown = f"{value:g}" if isinstance(value, float) else shown_value(value)
     return f" (default: {shown})"
-
-
-def shown_value(value: Any) -> str:
-    """The value of an option, as a user would write it."""
-    if isinstance(value, tuple):
-        return ", ".join(map(shown_value, value)) or "(none)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return "(none)"
-    # That of a member of an enumeration.
-    return str(getattr(value, "value", value))
 
 
 def _type_of(spec: OptionSpec) -> Callable[[str], Any]:

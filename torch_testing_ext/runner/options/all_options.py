@@ -1,0 +1,595 @@
+"""The options of a run: command line, its help, the configuration and the command to run again follow from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import KNOWN
+from torch_testing_ext._process import project_settings, system
+from torch_testing_ext._process.project_settings import (
+    count,
+    count_or_zero,
+    one_of,
+    read_boolean,
+    read_path,
+    read_seconds,
+    root_of_checkout,
+)
+from torch_testing_ext.faults import KINDS
+from torch_testing_ext.runner.model import KnownFile, Policy
+
+from .declaring import Level, OptionGroup, ValueFlag, specs_of
+from .readers import (
+    read_cluster,
+    read_drill,
+    read_environment,
+    read_gpus,
+    read_repeat,
+    read_sanitizer_kinds,
+    read_shake,
+    read_shard,
+    read_shuffle,
+)
+from .values import (
+    Action,
+    CountAs,
+    DrillFail,
+    DrillPoints,
+    Gpus,
+    OrderHazard,
+    Repeat,
+    Rerun,
+    ShakeSpec,
+    ShardSpec,
+    Shuffle,
+    StatusLevel,
+    Verbosity,
+    Warm,
+)
+
+_selection = OptionGroup("selection")
+_resources = OptionGroup("resources")
+_cluster = OptionGroup("cluster")
+_execution = OptionGroup("execution")
+_sanitizer = OptionGroup("sanitizer")
+_faults = OptionGroup("faults")
+_debugging = OptionGroup("debugging")
+_output = OptionGroup("output")
+_reports = OptionGroup("reports")
+_other = OptionGroup("other")
+
+
+@dataclass(frozen=True)
+class Options:
+    """All options of a run. `sources` makes the paths absolute."""
+
+    names: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(
+            str,
+            "file, directory, module, or the beginning of its name; path::Class::test is one test",
+            "NAME",
+            many=True,
+            configurable=False,
+        ),
+    )
+    # Of run_test.py: as PyTorch's.
+    include: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(
+            str,
+            "the same as NAME",
+            "NAME",
+            Level.OF_COMMANDS,
+            many=True,
+            configurable=False,
+            of_pytorch=("-i", "--include"),
+        ),
+    )
+    exclude: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(
+            str, "do not run these tests; may be repeated", "NAME", many=True, of_pytorch=("-x", "--exclude")
+        ),
+    )
+    # As pytest's: beginnings of test ids.
+    deselect: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(str, "do not run tests whose id begins with ID; may be repeated", "ID", many=True),
+    )
+    keyword: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(
+            str,
+            "run only tests whose names match, such as 'ddp and not slow_*'; may be repeated",
+            "EXPR",
+            many=True,
+            also=("-k",),
+        ),
+    )
+    marks: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(
+            str,
+            "run only tests whose marks match, such as 'not slow'",
+            "EXPR",
+            many=True,
+            also=("-m",),
+            in_command=True,
+        ),
+    )
+    # `default_folders` finds the project's.
+    tests: tuple[Path, ...] = field(
+        default=(),
+        metadata=_selection(
+            read_path,
+            "directories to search for tests (default: pytest's testpaths, else test and tests)",
+            "DIR",
+            Level.SETTING,
+            many=True,
+        ),
+    )
+    shard: ShardSpec | None = field(
+        default=None, metadata=_selection(read_shard, "run part I of N, balanced by duration", "I/N")
+    )
+    rerun: Rerun = field(
+        default=Rerun.NOTHING,
+        metadata=_selection(
+            one_of(Rerun),
+            values=(
+                ValueFlag(
+                    ("--lf", "--last-failed"), Rerun.LAST_FAILED, "run only the tests that failed in their last run"
+                ),
+                ValueFlag(
+                    ("--ff", "--failed-first"),
+                    Rerun.FAILED_FIRST,
+                    "run tests that failed in their last run first",
+                ),
+            ),
+        ),
+    )
+    # A revision of git.
+    affected: str | None = field(
+        default=None,
+        metadata=_selection(
+            str,
+            "run only tests whose files have changed since their last run or the last commit (or REV)",
+            "REV",
+            configurable=False,
+            alone="HEAD",
+        ),
+    )
+    # Of the command `why`.
+    why: tuple[str, ...] = field(
+        default=(),
+        metadata=_selection(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
+    )
+    watch: bool = field(
+        default=False,
+        metadata=_selection(read_boolean, "run the affected tests each time you save a file", configurable=False),
+    )
+
+    jobs: int = field(
+        default_factory=system.cores,
+        metadata=_resources(count, "run up to N ranks at once on the CPU (default: one per core)", "N", also=("-j",)),
+    )
+    gpus: Gpus = field(
+        default=None,
+        metadata=_resources(
+            read_gpus, "use N accelerators, or those of a list such as 0,2 (default: auto, all)", "N|LIST"
+        ),
+    )
+    devices: str = field(
+        default=project_settings.AUTO,
+        metadata=_resources(
+            project_settings.read_devices,
+            "devices of tests that name none: an accelerator for each rank if there are enough, else the CPU; or "
+            "always the CPU",
+            "auto|cpu",
+            Level.SETTING,
+            in_command=True,
+        ),
+    )
+    fake_accelerators: int | None = field(
+        default=None,
+        metadata=_resources(
+            count, "emulate N accelerators on the CPU; with --dry-run, plan for N of them", "N", in_command=True
+        ),
+    )
+    ranks_per_gpu: int = field(
+        default=1,
+        metadata=_resources(
+            count,
+            "let up to N ranks share a GPU if a test needs more GPUs than there are",
+            "N",
+            Level.HELP_ALL,
+            in_command=True,
+        ),
+    )
+    shared_leases: bool = field(
+        default=True,
+        metadata=_resources(
+            read_boolean, "do not use accelerators that your other runs on this machine use", level=Level.SETTING
+        ),
+    )
+    memory_check: bool = field(
+        default=True,
+        metadata=_resources(
+            read_boolean,
+            "after a test, wait until its accelerators have their memory back; stop using those that do not",
+            level=Level.SETTING,
+        ),
+    )
+    lease_folder: Path | None = field(
+        default=None,
+        metadata=_resources(
+            read_path,
+            "directory of the lock files with which runs share accelerators (default: one per user, below /tmp)",
+            "DIR",
+            Level.SETTING,
+        ),
+    )
+    warm: Warm = field(
+        default=Warm.AUTO,
+        metadata=_resources(
+            one_of(Warm),
+            "use a server that has imported torch, and keep it for later runs (default: auto, use one that runs)",
+            "auto|on|off",
+            alone=Warm.START.value,
+        ),
+    )
+
+    cluster: str | None = field(
+        default=None,
+        metadata=_cluster(
+            read_cluster,
+            "use a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT",
+            "ADDRESS",
+            in_command=True,
+        ),
+    )
+    cluster_nodes: int | None = field(
+        default=None, metadata=_cluster(count, "use N nodes (default: all that are free)", "N", needs="cluster")
+    )
+    cluster_gpus_per_node: int | None = field(
+        default=None,
+        metadata=_cluster(
+            count, "use N accelerators of each node (default: all that are free)", "N", Level.SETTING, needs="cluster"
+        ),
+    )
+    cluster_fake_gpus: bool = field(
+        default=False,
+        metadata=_cluster(
+            read_boolean,
+            "treat the GPUs that Ray reports as fake, to try a cluster without GPUs",
+            level=Level.SETTING,
+            needs="cluster",
+        ),
+    )
+    cluster_timeout: float = field(
+        default=300.0,
+        metadata=_cluster(
+            read_seconds, "wait this long for nodes that are in use", "SECONDS", Level.SETTING, needs="cluster"
+        ),
+    )
+    cluster_root: Path | None = field(
+        default=None,
+        metadata=_cluster(
+            read_path,
+            "the project's path on each node, on a shared file system (default: send the project to the nodes)",
+            "PATH",
+            Level.SETTING,
+            needs="cluster",
+        ),
+    )
+    cluster_setup: str | None = field(
+        default=None,
+        metadata=_cluster(
+            str, "run this shell command in the project, once on each node", "COMMAND", Level.SETTING, needs="cluster"
+        ),
+    )
+    cluster_fetch: tuple[str, ...] = field(
+        default=(),
+        metadata=_cluster(
+            str,
+            "bring back these files when tests create or change them on the nodes",
+            "PATTERN",
+            Level.SETTING,
+            many=True,
+            needs="cluster",
+        ),
+    )
+    cluster_env: str = field(
+        default="",
+        metadata=_cluster(
+            read_environment,
+            "send only these environment variables to the nodes (A,B_*), or all but these (-A,-B_*) (default: all but "
+            "those that belong to this machine or look like secrets)",
+            "NAME,...",
+            Level.SETTING,
+            needs="cluster",
+        ),
+    )
+    cluster_only: tuple[str, ...] = field(
+        default=(),
+        metadata=_cluster(
+            str,
+            "use only nodes with this name, address or Ray label",
+            "NAME|LABEL=VALUE",
+            Level.SETTING,
+            many=True,
+            needs="cluster",
+        ),
+    )
+    cluster_not: tuple[str, ...] = field(
+        default=(),
+        metadata=_cluster(
+            str,
+            "use no node with this name, address or Ray label",
+            "NAME|LABEL=VALUE",
+            Level.SETTING,
+            many=True,
+            needs="cluster",
+        ),
+    )
+
+    maxfail: int | None = field(
+        default=None,
+        metadata=_execution(
+            count,
+            "stop after N failures",
+            "N",
+            also=("--max-fail",),
+            values=(ValueFlag(("-x", "--exitfirst", "--fail-fast"), 1, "stop after the first failure"),),
+        ),
+    )
+    timeout: float = field(
+        default=300.0, metadata=_execution(read_seconds, "time limit of each test that does not set its own", "SECONDS")
+    )
+    slow_after: float = field(
+        default=30.0,
+        metadata=_execution(
+            read_seconds, "report tests that are still running after this time", "SECONDS", Level.SETTING
+        ),
+    )
+    retries: int = field(
+        default=0, metadata=_execution(count_or_zero, "retry a failed test up to N times", "N", also=("--reruns",))
+    )
+    flaky: CountAs = field(
+        default=CountAs.PASS,
+        metadata=_execution(
+            one_of(CountAs), "count a test that passes on a retry as passed or failed", "pass|fail", Level.HELP_ALL
+        ),
+    )
+    leaked: CountAs = field(
+        default=CountAs.PASS,
+        metadata=_execution(
+            one_of(CountAs),
+            "count a test that passes but leaves processes running as passed or failed",
+            "pass|fail",
+            Level.SETTING,
+        ),
+    )
+    repeat: int | Repeat | None = field(
+        default=None,
+        metadata=_execution(
+            read_repeat, "run every test N times, or until one fails", "N|until-failure", also=("--stress-count",)
+        ),
+    )
+    shuffle: int | Shuffle | None = field(
+        default=None,
+        metadata=_execution(
+            read_shuffle, "run tests in random order, repeatable by a SEED", "SEED", alone=Shuffle.RANDOM.value
+        ),
+    )
+
+    sanitize: str | None = field(
+        default=None,
+        metadata=_sanitizer(
+            read_sanitizer_kinds,
+            f"check collectives more closely: {', '.join(KNOWN)}",
+            "KINDS",
+            alone="default",
+            in_command=True,
+        ),
+    )
+    sanitize_order: OrderHazard = field(
+        default=OrderHazard.WARN,
+        metadata=_sanitizer(
+            one_of(OrderHazard),
+            "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
+            "warn|fail",
+            Level.SETTING,
+            in_command=True,
+        ),
+    )
+    shake: ShakeSpec | None = field(
+        default=None, metadata=_sanitizer(read_shake, "run every test N times, with random delays", "N[:SEED]")
+    )
+    world: int | None = field(
+        default=None, metadata=_sanitizer(count, "run tests in ranks as whole worlds of N ranks", "N", in_command=True)
+    )
+
+    drill: str | None = field(
+        default=None,
+        metadata=_faults(
+            read_drill,
+            f"try faults at every call of tests: {', '.join(KINDS)}",
+            "FAULT[:VALUE],...",
+            Level.HELP_ALL,
+            in_command=True,
+        ),
+    )
+    drill_points: DrillPoints = field(
+        default=DrillPoints.CALLS,
+        metadata=_faults(
+            one_of(DrillPoints), "where", "calls|steps|all", Level.HELP_ALL, needs="drill", in_command=True
+        ),
+    )
+    drill_within: float = field(
+        default=10.0,
+        metadata=_faults(
+            read_seconds,
+            "what goes on so long after a fault hangs",
+            "SECONDS",
+            Level.HELP_ALL,
+            needs="drill",
+            in_command=True,
+        ),
+    )
+    drill_fail: DrillFail = field(
+        default=DrillFail.NOTHING,
+        metadata=_faults(
+            one_of(DrillFail), "what fails a test", "nothing|hang", Level.HELP_ALL, needs="drill", in_command=True
+        ),
+    )
+    drill_known: Path | KnownFile | None = field(
+        default=None,
+        metadata=_faults(
+            read_path,
+            "a TOML file with the hangs that are known",
+            "FILE",
+            Level.HELP_ALL,
+            needs="drill",
+            in_command=True,
+        ),
+    )
+
+    pdb: bool = field(
+        default=False,
+        metadata=_debugging(
+            read_boolean, "open pdb where a test fails or calls breakpoint(), in any rank", configurable=False
+        ),
+    )
+    # Stop at the first line of each test.
+    trace: bool = field(
+        default=False,
+        metadata=_debugging(read_boolean, "open pdb at the start of each test, in one rank", configurable=False),
+    )
+    debug_rank: int = field(
+        default=0,
+        metadata=_debugging(count_or_zero, "the rank that --trace stops", "RANK", configurable=False, needs="trace"),
+    )
+
+    verbosity: Verbosity = field(
+        default=Verbosity.NORMAL,
+        metadata=_output(
+            one_of(Verbosity),
+            values=(
+                ValueFlag(("-v", "--verbose"), Verbosity.VERBOSE, "also print where each test ran"),
+                ValueFlag(("-q", "--quiet"), Verbosity.QUIET, "print only failures and the summary"),
+            ),
+        ),
+    )
+    status_level: StatusLevel = field(
+        default=StatusLevel.ALL,
+        metadata=_output(
+            one_of(StatusLevel),
+            "print a line for tests with this result or a worse one: none, fail, retry, slow, leak, pass, skip, all",
+            "LEVEL",
+            Level.SETTING,
+        ),
+    )
+    stream: bool = field(
+        default=False,
+        metadata=_output(read_boolean, "show the output of tests while they run", also=("-s", "--no-capture")),
+    )
+    durations: int = field(default=5, metadata=_output(count_or_zero, "list the N slowest tests", "N"))
+
+    junitxml: Path | None = field(
+        default=None, metadata=_reports(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))
+    )
+    html: Path | None = field(default=None, metadata=_reports(read_path, "write an HTML report", "FILE"))
+    perfetto: Path | None = field(default=None, metadata=_reports(read_path, "write a timeline for Perfetto", "FILE"))
+    results: Path | None = field(default=None, metadata=_reports(read_path, "write all results as JSON", "FILE"))
+    journal: Path | None = field(
+        default=None,
+        metadata=_reports(
+            read_path,
+            "file for the results, written as they come in (default: runs/TIME-PID/journal.jsonl in --cache)",
+            "FILE",
+            Level.SETTING,
+        ),
+    )
+
+    action: Action = field(
+        default=Action.RUN,
+        metadata=_other(
+            one_of(Action),
+            values=(
+                ValueFlag(("--list", "--collect-only", "--co"), Action.LIST, "list the tests, and run nothing"),
+                ValueFlag(("--list=json",), Action.LIST_AS_JSON, "list the tests as JSON"),
+                ValueFlag(
+                    ("--dry-run",),
+                    Action.DRY_RUN,
+                    "print the schedule (with --cluster, what is sent), and run nothing",
+                ),
+                ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the value and the source of every option"),
+            ),
+            configurable=False,
+        ),
+    )
+    allow_all_skipped: bool = field(
+        default=False,
+        metadata=_other(
+            read_boolean, "exit with 0 instead of 6 if all tests were skipped for lack of devices", level=Level.SETTING
+        ),
+    )
+    cache: Path = field(
+        default=Path(".torch_testing_ext"),
+        metadata=_other(read_path, "directory for results and durations", "DIR", Level.HELP_ALL, in_command=True),
+    )
+    drop_in: tuple[Path, ...] = field(
+        default=(),
+        metadata=_other(
+            read_path,
+            "run PyTorch's own tests: a checkout, folder or file; may be repeated",
+            "PATH",
+            many=True,
+            in_command=True,
+        ),
+    )
+
+    @property
+    def drop_in_root(self) -> Path | None:
+        """The folder to which the names of dropped-in tests are relative; None without any."""
+        roots = {root_of_checkout(path) for path in self.drop_in}
+        return Path(os.path.commonpath(roots)) if roots else None
+
+    @property
+    def planned_devices(self) -> int | None:
+        """The number of devices to plan with, whatever there are: a schedule needs their number alone."""
+        return self.fake_accelerators if self.action is Action.DRY_RUN else None
+
+    def seed_of_delays(self, repetition: int) -> int | None:
+        """The seed of the random delays in a repetition; None without any."""
+        if self.shake is None or self.shake.seed is None:
+            return None
+        return self.shake.seed + repetition
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the project is sent to the nodes of a cluster."""
+        return self.cluster not in (None, "slurm") and self.cluster_root is None
+
+    @property
+    def endless(self) -> bool:
+        """Whether the run repeats until a test fails."""
+        return self.repeat is Repeat.UNTIL_FAILURE
+
+    @property
+    def repetitions(self) -> int:
+        """The number of repetitions that are planned when the run begins."""
+        if self.shake is not None:
+            return self.shake.runs
+        return self.repeat if isinstance(self.repeat, int) else 1
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
+
+
+# By field.
+OPTION_TABLE = specs_of(Options)

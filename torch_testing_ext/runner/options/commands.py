@@ -1,0 +1,49 @@
+"""The commands of the runner, and the options of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_testing_ext._process import user_commands
+
+
+@dataclass(frozen=True)
+class CommandSpec:
+    """A command of the runner: its help, and the options that it has."""
+
+    summary: str
+    usage: str = ""
+    description: str = ""
+    # Their fields; without any, the command reads its words itself.
+    options: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "init": CommandSpec("set up a project, and run its first test"),
+    user_commands.SHOW: CommandSpec(
+        "print the full reports of failures",
+        "[options] [NAME ...]",
+        "Print the full report of each failure of the latest run, or of the tests NAME.",
+        ("journal", "cache"),
+    ),
+    "report": CommandSpec(
+        "write reports of an earlier run",
+        "[options] [JOURNAL]",
+        "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
+        "\nThe run may have been killed.",
+        ("junitxml", "html", "perfetto", "results", "durations", "cache"),
+    ),
+    "why": CommandSpec(
+        "explain why --affected selects a test or not",
+        "[options] TEST ...",
+        "Explain for each TEST why --affected selects it or not. Nothing runs.",
+        ("affected", "drop_in", "cache"),
+    ),
+    "moving": CommandSpec("convert tests that use another project's helpers"),
+    "cluster clean": CommandSpec(
+        "delete what runs left on the nodes of a Ray cluster",
+        "[options]",
+        "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
+        ("cluster", "cluster_timeout"),
+    ),
+}

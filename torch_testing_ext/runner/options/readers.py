@@ -1,0 +1,85 @@
+"""Readers of options: each converts a text to a value; the message of its ValueError says what is valid."""
+
+from __future__ import annotations
+
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
+from torch_testing_ext._process.project_settings import count, read_boolean
+from torch_testing_ext.faults import fault_of_word
+
+from .values import Gpus, Repeat, ShakeSpec, ShardSpec, Shuffle
+
+
+def read_shard(text: str) -> ShardSpec:
+    index, slash, total = text.partition("/")
+    if not (slash and index.isdecimal() and total.isdecimal() and 1 <= int(index) <= int(total)):
+        raise ValueError(f"{text!r} is not a shard: write I/N, such as 1/3 for the first of three")
+    return ShardSpec(int(index), int(total))
+
+
+def read_gpus(text: str) -> Gpus:
+    """`auto`, a number of devices, or a comma-separated list of their names."""
+    if text == "auto":
+        return None
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if "," not in text and text.isdecimal():
+        return int(text)
+    if not names or len(set(names)) < len(names) or "-1" in names:
+        raise ValueError(
+            f"{text!r} is not auto, a number of devices, or a list of different devices such as 0,2 (a single one: 0,)"
+        )
+    return names
+
+
+def read_cluster(text: str) -> str:
+    """`auto`, `slurm`, or the address of a Ray cluster."""
+    host, _, port = text.removeprefix("ray://").rpartition(":")
+    if text in ("auto", "slurm") or (host and port.isdecimal() and int(port) < 1 << 16):
+        return text
+    raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
+
+
+def read_environment(text: str) -> str:
+    """Names of variables, or patterns, separated by commas: all with a dash before them, or none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len({name.startswith("-") for name in names}) > 1 or "-" in names:
+        raise ValueError(f"{text!r} is not a list of names such as A,B_* (only these) or -A,-B_* (all but these)")
+    return ",".join(names)
+
+
+def read_repeat(text: str) -> int | Repeat:
+    """A number of repetitions, or `until-failure`."""
+    return Repeat.UNTIL_FAILURE if text == Repeat.UNTIL_FAILURE.value else count(text)
+
+
+def read_shuffle(text: str) -> int | Shuffle | None:
+    """`random`, a seed, or whether to shuffle at all."""
+    if text.isdecimal():
+        return int(text)
+    if text == Shuffle.RANDOM.value:
+        return Shuffle.RANDOM
+    try:
+        return Shuffle.RANDOM if read_boolean(text) else None
+    except ValueError:
+        raise ValueError(f"{text!r} is not a seed, true or false") from None
+
+
+def read_shake(text: str) -> ShakeSpec:
+    """A number of runs, and the seed of the first of them: `20` or `20:7`."""
+    runs, colon, seed = text.partition(":")
+    if not runs.isdecimal() or int(runs) < 1 or (colon and not seed.isdecimal()):
+        raise ValueError(f"{text!r} is not a number of runs such as 20, or runs and a seed such as 20:7")
+    return ShakeSpec(int(runs), int(seed) if colon else None)
+
+
+def read_drill(text: str) -> str:
+    """Faults, separated by commas, with their values behind a colon: `kill,stop:2`."""
+    words = text.replace(" ", "").split(",")
+    for word in words:
+        fault_of_word(word)
+    return ",".join(dict.fromkeys(words))
+
+
+def read_sanitizer_kinds(text: str) -> str:
+    """Kinds of checks of the sanitizer, separated by commas."""
+    read_kinds(text)
+    return text

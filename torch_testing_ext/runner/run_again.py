@@ -1,0 +1,65 @@
+"""The commands that run a test again, and that show its failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from torch_testing_ext._process import shell_words, user_commands
+from torch_testing_ext._process.kept_failures import CACHE
+from torch_testing_ext._process.project_settings import is_checkout
+
+from .options import OPTION_TABLE, Level, Options, OptionSpec, ShakeSpec
+from .options.names import setting_name, shown_value
+
+
+def command(options: Options) -> str:
+    """The command that reruns a test whose name is appended to it."""
+    written = _as_written(options)
+    defaults = Options()
+    words = [user_commands.runner()]
+    for field, spec in OPTION_TABLE.items():
+        value = getattr(written, field)
+        is_meant = not spec.needs or getattr(options, spec.needs)
+        if spec.in_command and is_meant and value != getattr(defaults, field):
+            words += [_word(field, spec, item) for item in (value if spec.many else (value,))]
+    return " ".join(words)
+
+
+def _as_written(options: Options) -> Options:
+    """The options as one writes them in the working directory."""
+    if not options.drop_in:
+        return dataclasses.replace(options, cache=_relative(options.cache))
+    root = options.drop_in_root
+    places = (root,) if root is not None and is_checkout(root) else options.drop_in
+    # Dropped-in tests have a cache of their own.
+    return dataclasses.replace(options, drop_in=places, cache=Options().cache)
+
+
+def _relative(path: Path) -> Path:
+    return Path(os.path.relpath(path))
+
+
+def _word(field: str, spec: OptionSpec, value: Any) -> str:
+    text = shell_words.quote(shown_value(value))
+    if spec.level is Level.SETTING:
+        return f"-o {setting_name(field)}={text}"
+    return f"{spec.flags[0]}={text}" if spec.alone else f"{spec.flags[0]} {text}"
+
+
+def with_delays(command: str, options: Options, repetition: int) -> str:
+    """The command for a test of this repetition: with the delays that it has had."""
+    seed = options.seed_of_delays(repetition)
+    return command if seed is None else f"{command} --shake={ShakeSpec(1, seed)}"
+
+
+def show_command(options: Options) -> str:
+    """The command that shows all about the failure of a test of this run, whose name is appended to it."""
+    words = [user_commands.runner(), user_commands.SHOW]
+    if options.journal is not None:
+        words.append(f"--journal {shell_words.quote(os.path.relpath(options.journal))}")
+    elif (cache := os.path.relpath(options.cache)) != CACHE:
+        words.append(f"--cache {shell_words.quote(cache)}")
+    return " ".join(words)
