@@ -1,7 +1,4 @@
 """Functions and scripts in ranks, for any test framework."""
 
-from torch_testing_ext._testing.bases.functions_and_scripts import (
-    ScriptRun as ScriptRun,
-    run_script as run_script,
-    spawn as spawn,
-)
+from torch_testing_ext._testing.bases.scripts import ScriptRun as ScriptRun, run_script as run_script
+from torch_testing_ext._testing.bases.spawned_functions import spawn as spawn

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN
-from torch_testing_ext._testing.bases.functions_and_scripts import spawn
+from torch_testing_ext._testing.bases.spawned_functions import spawn
 
 __unittest = True
 # Does the same in pytest.

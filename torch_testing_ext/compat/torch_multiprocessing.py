@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._testing.bases.functions_and_scripts import spawn
+from torch_testing_ext._testing.bases.spawned_functions import spawn
 
 __unittest = True
 # Does the same in pytest.

@@ -6,7 +6,7 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
-from torch_testing_ext._testing.bases.functions_and_scripts import spawn
+from torch_testing_ext._testing.bases.spawned_functions import spawn
 
 __unittest = True
 # Does the same in pytest.

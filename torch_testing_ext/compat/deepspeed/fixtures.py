@@ -15,7 +15,7 @@ from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._pytest_ranks import item_in_parent, item_in_rank
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, BadMark, RankSpec, note_refusal, rank_side, spec_for
 from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions
-from torch_testing_ext._testing.bases import functions_and_scripts, launched_ranks, rank_accounts
+from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, spawned_functions
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks import needs
@@ -101,7 +101,7 @@ def _run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, A
     need = item_in_parent.need_of_devices(request.config, request.node.nodeid, spec.devices)
     with tempfile.TemporaryDirectory() as directory:
         arguments = (instance, given, spec, Path(directory))
-        functions_and_scripts.run_spawned(
+        spawned_functions.run_spawned(
             _in_rank, spec.world_size, arguments, timeout, need=need, case=case, targets=(cls, cls.run)
         )
     return instance

@@ -23,7 +23,7 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED
 from torch_testing_ext._process import system
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
-from torch_testing_ext._testing.bases import functions_and_scripts
+from torch_testing_ext._testing.bases import spawned_functions
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch.aspects import devices
@@ -211,7 +211,7 @@ class DevicesTest(TestCase):
             tempfile.TemporaryDirectory() as folder,
             mock.patch.multiple(accelerators, device_uuids=tuple, **of_machine),
             mock.patch.dict(os.environ, {DEVICES_OF_RUN: setting, LEASE_FOLDER: folder}),
-            devices.variables_of(functions_and_scripts.need_of_devices(*arguments)) as environ,
+            devices.variables_of(spawned_functions.need_of_devices(*arguments)) as environ,
         ):
             leased = environ.pop(LEASED, "")
             return len(leased.split(",")) if leased else environ

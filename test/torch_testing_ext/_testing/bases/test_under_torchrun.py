@@ -14,7 +14,7 @@ import pytest
 from kit.files import subject
 from kit.processes import wait_until_gone
 
-from torch_testing_ext._testing.bases import functions_and_scripts, rank_verdicts
+from torch_testing_ext._testing.bases import rank_verdicts, torchrun_scripts
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.aspects import output
 from torch_testing_ext.ranks import run_script
@@ -55,7 +55,7 @@ class EndTest(unittest.TestCase):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             self.assertEqual(process.stdout.readline(), b"ready\n")
             process.stdout.readline()
-            functions_and_scripts._end_torchrun(process)
+            torchrun_scripts._end_torchrun(process)
             left = [int(pid) for pid in process.stdout.read().split()]
         self.assertEqual(len(left), 2)
         self.assertEqual(wait_until_gone(left, 10), [])

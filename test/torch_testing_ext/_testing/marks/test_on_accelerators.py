@@ -18,8 +18,8 @@ from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases,
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators, device_rules, flags
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
-from torch_testing_ext._testing.bases import functions_and_scripts
-from torch_testing_ext._testing.bases.functions_and_scripts import need_of_devices
+from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
+from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
 from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
 from torch_testing_ext.launch.aspects import devices as leases
 from torch_testing_ext.launch.attempts import RanksEnd
@@ -233,9 +233,9 @@ class TestRanks(unittest.TestCase):
     def test_no_other_program_has_the_same_while_they_run(self):
         other = self.locks(4)
         other.acquire("0")
-        with self.unstarted("_SpawnedRanks", self.check_lease):
+        with self.unstarted(spawned_functions._SpawnedRanks, self.check_lease):
             spawn(_nothing, 2, devices=2)
-        for launcher, host in ((None, "_ScriptRanks"), ("torchrun", "_TorchrunRanks")):
+        for launcher, host in ((None, scripts._ScriptRanks), ("torchrun", torchrun_scripts.TorchrunRanks)):
             seen = {}
             with self.unstarted(host, seen.update):
                 run_script(__file__, world_size=1, devices=1, launcher=launcher)
@@ -244,8 +244,8 @@ class TestRanks(unittest.TestCase):
         other.close()
 
     @contextlib.contextmanager
-    def unstarted(self, host, look):
-        """Let the ranks of a host pass without a start; `look` gets the variables that they would have."""
+    def unstarted(self, ranks, look):
+        """Let such ranks pass without a start; `look` gets the variables that they would have."""
         looked = mock.Mock()
 
         def start(_, attempt):
@@ -254,7 +254,6 @@ class TestRanks(unittest.TestCase):
             looked()
 
         passes = RanksEnd((), launch.Verdict(launch.Outcome.PASSED))
-        ranks = getattr(functions_and_scripts, host)
         with mock.patch.multiple(ranks, start=start, judge=lambda *_: passes):
             yield
         looked.assert_called_once()
