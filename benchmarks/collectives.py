@@ -73,7 +73,7 @@ import torch, torch.distributed as dist
 from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
-from torch_testing_ext.launch.own_report import is_of_lost_peer
+from torch_testing_ext.launch.causes import is_of_lost_peer
 watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mine = torch.ones(4)
@@ -110,7 +110,7 @@ import torch, torch.distributed as dist
 from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
-from torch_testing_ext.launch.own_report import is_of_lost_peer
+from torch_testing_ext.launch.causes import is_of_lost_peer
 def run(rank, folder):
     torch.set_num_threads(1)
     watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)

@@ -11,6 +11,7 @@ import pytest
 from kit.warm import run_warm
 
 import torch_testing_ext
+from torch_testing_ext._process import setting_names
 from torch_testing_ext.launch import environment
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ EXAMPLE = re.compile(r"^```python\n(# file: (?P<name>\w+\.py)\n.*?)^```$", re.MU
 LINK = re.compile(r"\]\((?!https?:)(?P<file>[^)#\s]*)(#(?P<section>[^)\s]+))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 SOURCE = re.compile(r"`([\w*/]+(?:\.py|/))`")
-SETTING = re.compile(rf"\b{environment.PREFIX}[A-Z_]*[A-Z]\b")
+SETTING = re.compile(rf"\b{setting_names.PREFIX}[A-Z_]*[A-Z]\b")
 
 
 def sections(page):

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import torch_testing_ext
-from torch_testing_ext.launch import environment
+from torch_testing_ext._process import setting_names
 from torch_testing_ext.runner.options import sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -29,7 +29,7 @@ class ExamplesTest(unittest.TestCase):
         """In one run, by the command of examples/README.md."""
         command = "python run_test.py -o tests=examples"
         self.assertIn(f"\n{command}\n", (ROOT / "examples" / "README.md").read_text(encoding="utf-8"))
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(environment.PREFIX)}
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(setting_names.PREFIX)}
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder, "results.json")
             words = [sys.executable, *command.split()[1:], "--cache", folder, "--results", results]

@@ -18,7 +18,7 @@ import yaml
 from kit.files import subject
 
 import torch_testing_ext
-from torch_testing_ext.launch import environment
+from torch_testing_ext._process import setting_names
 
 try:
     import tomllib
@@ -38,7 +38,7 @@ def python(*words, cwd, **environ):
 
 def shell(command, cwd, **environ):
     """Run a command without the settings of the run that this test is in."""
-    ours = (environment.PREFIX, "PYTEST_", "PYTHONPATH", "COV_")
+    ours = (setting_names.PREFIX, "PYTEST_", "PYTHONPATH", "COV_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
         ["/bin/sh", "-c", command], cwd=cwd, env={**inherited, **environ}, capture_output=True, text=True

@@ -31,7 +31,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_dif
 from torch_testing_ext.launch import environment, session
 from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, ProcessHost, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.kept_ranks import KeptRanks
-from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 from . import item_in_rank, pytest_internals
 from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_run, rank_side, scope_node

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pytest
 
 from torch_testing_ext._process import messages, notes, system
-from torch_testing_ext.launch import OwnWarning, own_report
+from torch_testing_ext.launch import OwnWarning, accounts
 
 from . import pytest_internals
 
@@ -91,7 +91,7 @@ class StandaloneReporter:
         self._write(FromStandalone(left_running=notes.take_left_running()))
 
     def pytest_warning_recorded(self, warning_message: Any) -> None:
-        self._write(FromStandalone(warning=own_report.pack_warning(warning_message)))
+        self._write(FromStandalone(warning=accounts.pack_warning(warning_message)))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         if len(session.items) != 1:

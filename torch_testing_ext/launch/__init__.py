@@ -10,35 +10,27 @@ verdict = result.verdict(Case())  judge them: one outcome and one message for al
 needed, since a test that passes on ranks of its own does without.
 """
 
-from .environment import Launched as Launched, this_launch as this_launch
-from .in_rank import (
-    Job as Job,
-    Named as Named,
-    ProcessContext as ProcessContext,
-    RankContext as RankContext,
-    current_context as current_context,
-)
-from .own_report import (
-    ERROR_EXIT_CODE as ERROR_EXIT_CODE,
+from torch_testing_ext.launch.account_writer import (
     AccountWriter as AccountWriter,
-    Cause as Cause,
+    format_error as format_error,
+    sites_of as sites_of,
+    summarize as summarize,
+)
+from torch_testing_ext.launch.accounts import (
+    ERROR_EXIT_CODE as ERROR_EXIT_CODE,
     OwnWarning as OwnWarning,
     RaisedError as RaisedError,
     RankAccount as RankAccount,
     RankEnding as RankEnding,
-    cause_in as cause_in,
-    cause_of as cause_of,
-    format_error as format_error,
     now as now,
     read_account as read_account,
-    sites_of as sites_of,
-    summarize as summarize,
 )
-from .peers import why_no_rank as why_no_rank
-from .rank_watch import end_run as end_run, watch as watch
-from .start import (
-    CannotStart as CannotStart,
-    Run as Run,
+from torch_testing_ext.launch.causes import Cause as Cause, cause_in as cause_in, cause_of as cause_of
+from torch_testing_ext.launch.fork_server_client import CannotStart as CannotStart, Run as Run
+from torch_testing_ext.launch.jobs import Job as Job, ProcessContext as ProcessContext
+from torch_testing_ext.launch.named import Named as Named
+from torch_testing_ext.launch.rank_context import RankContext as RankContext, current_context as current_context
+from torch_testing_ext.launch.start import (
     close as close,
     discard as discard,
     launch as launch,
@@ -48,6 +40,10 @@ from .start import (
     preload_hints as preload_hints,
     prepare as prepare,
 )
+from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
+
+from .environment import Launched as Launched, this_launch as this_launch
+from .peers import why_no_rank as why_no_rank
 from .verdict import (
     Case as Case,
     Exit as Exit,

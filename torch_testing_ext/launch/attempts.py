@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext.faults import FaultPlan, Sweep
+from torch_testing_ext.launch import start
+from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.jobs import Job, ProcessContext, Sanitize
+from torch_testing_ext.launch.named import Named
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+from torch_testing_ext.launch.watching.run_watcher import end_run, watch
 
-from . import start
 from .environment import Settings
-from .in_rank import Job, Named, ProcessContext, Sanitize
-from .rank_watch import RankEvidence, end_run, watch
-from .start import Run
 from .verdict import Case, Expected, RankReport, Verdict
 
 

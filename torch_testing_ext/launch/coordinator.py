@@ -20,13 +20,14 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.stacks import stacks_of_this_process
+from torch_testing_ext.launch import hang, peers, rank_collectives
+from torch_testing_ext.launch.accounts import RankAccount, RankEnding, now
+from torch_testing_ext.launch.jobs import Sanitize, log_of
+from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
+from torch_testing_ext.launch.watching.rules import LAUNCHED_PROCESSES, RankWatch, WatchAction
 
-from . import hang, in_rank, peers
 from .environment import Launched, this_launch
-from .in_rank import Sanitize, log_of
-from .own_report import RankAccount, RankEnding, now
 from .probes import Logs
-from .rank_watch import LAUNCHED_PROCESSES, RankEvidence, RankWatch, WatchAction, with_collectives
 from .verdict import Case, Expected, Outcome, RankReport, Verdict, failed_by_itself, report_of
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -749,7 +750,7 @@ class Member:
         self._send(RankBegins(case, directory, timeout, may_differ, sanitize))
         answer = self._next()
         if isinstance(answer, Round):
-            in_rank.begin_first_task()
+            rank_collectives.begin_first_task()
             if os.path.isdir(answer.directory):
                 return answer
             # Another machine, which does not have rank 0's.
@@ -869,5 +870,5 @@ def _stacks() -> str:
 def _collectives() -> bytes:
     # In the middle of a test: better without than no stacks.
     with suppress(Exception):
-        return in_rank.collectives_of_test()
+        return rank_collectives.collectives_of_test()
     return b""

@@ -34,8 +34,7 @@ from torch_testing_ext._process import (
 from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT, PREFIX
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import Drill
-
-from .in_rank import Job, Sanitize
+from torch_testing_ext.launch.jobs import Job, Sanitize
 
 # --------------------------------------------------------------------------------------------------------------------
 # The place of this process among the ranks that a launcher has started: torchrun, mpirun, srun or another.

@@ -1,6 +1,5 @@
-"""The fork server: its messages, the process, and how it starts ranks."""
+"""The fork server: the process that starts ranks and waits for them."""
 
-import enum
 import importlib
 import os
 import pickle
@@ -11,266 +10,45 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
-from torch_testing_ext._process import ends, interpreters, sessions, system
+from torch_testing_ext._process import ends, sessions, system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
-from torch_testing_ext._process.messages import LineBuffer, unexpected
+from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
-
-from . import in_rank as in_rank
-from .in_rank import Job, Named, UnknownName
-from .own_report import AccountFile, now, summarize
-
-# --------------------------------------------------------------------------------------------------------------------
-# The messages between the fork server and its client, the process that needs ranks.
-
-
-class StartMethod(enum.Enum):
-    """The way in which ranks start."""
-
-    FORK = "fork"  # forked from a fork server that is forked from the main process
-    FORK_FRESH = "fork-fresh"  # forked from a fork server that is a new interpreter and has imported the test module
-    SPAWN = "spawn"  # each rank is a new interpreter
-
-
-@dataclass(frozen=True)
-class Serve:
-    """All that a fork server has to know, and the first message to one that is a new interpreter.
-
-    `directory` belongs to the session of the client, whose pid is `parent`: the server removes it if the client ends
-    without having removed it.
-    """
-
-    directory: Path
-    method: StartMethod
-    parent: int
-    argv: tuple[str, ...]
-    subject: Named
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Start all ranks of a pickled job. Answered by Started or StartFailed."""
-
-    run: int
-    job: bytes
-
-
-@dataclass(frozen=True)
-class Restart:
-    """Start one rank of a run again, which has ended, with a pickled job. Answered by Restarted or StartFailed."""
-
-    run: int
-    rank: int
-    job: bytes
-
-
-@dataclass(frozen=True)
-class Signal:
-    """Signal all ranks of a run that are still running, with all processes in their groups; or one rank alone."""
-
-    run: int
-    number: int
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
-class Dump:
-    """Have ranks write their stacks and flight recorders. Answered by Dumped, at the latest after `timeout`."""
-
-    run: int
-    ranks: tuple[int, ...]
-    timeout: float
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Have ranks of a run write their collectives and the state of their threads. There is no answer."""
-
-    run: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Preload:
-    """Follow preload hints, so that the next ranks need not: at once, or when there is nothing else to do."""
-
-    modules: tuple[str, ...]
-    at_once: bool = False
-
-
-@dataclass(frozen=True)
-class Quit:
-    """End, together with everything that the server has started."""
-
-
-ToServer: TypeAlias = Serve | Launch | Restart | Signal | Dump | Probe | Preload | Quit
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The fork server is ready, or not safe to fork for the reason `unsafe`; `in_use`: as an accelerator is in use."""
-
-    unsafe: str | None
-    in_use: bool = False
-
-
-@dataclass(frozen=True)
-class Started:
-    """All ranks of a run have started."""
-
-    run: int
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """A rank of a run has started again."""
-
-    run: int
-    rank: int
-    pid: int
-
-
-@dataclass(frozen=True)
-class Exited:
-    """A rank has ended, together with everything that it had started."""
-
-    run: int
-    rank: int
-    exit: Exit
-
-
-@dataclass(frozen=True)
-class Dumped:
-    """The ranks of a run have written their stacks and flight recorders, or took too long."""
-
-    run: int
-
-
-@dataclass(frozen=True)
-class StartFailed:
-    """The ranks of a run could not be started. `needs_new_server`: another server could start them."""
-
-    run: int
-    why: str
-    needs_new_server: bool
-
-
-FromServer: TypeAlias = Hello | Started | Restarted | Exited | Dumped | StartFailed
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Starting a rank: where its output goes, and how a new interpreter becomes one.
-
-
-@dataclass
-class StreamedOutput:
-    """Output shown as it arrives: read from a pipe, written to the log, copied to stderr line by line."""
-
-    pipe: int
-    log: int
-    rank: int
-    lines: LineBuffer = field(default_factory=LineBuffer)
-
-    def copy(self) -> bytes:
-        """Show the lines that are complete by the next piece of output, and return it: a loop would delay all else."""
-        data = b""
-        with suppress(BlockingIOError):
-            data = os.read(self.pipe, 1 << 16)
-        _write_what_fits(self.log, data)
-        for line in self.lines.add(data):
-            self._print(line)
-        return data
-
-    def finish(self) -> None:
-        """Show the rest: the rank has ended."""
-        while self.copy():
-            pass
-        (unfinished,) = self.lines.add(b"\n")
-        if unfinished:
-            self._print(unfinished)
-        self.close()
-
-    def close(self) -> None:
-        os.close(self.pipe)
-        os.close(self.log)
-
-    def _print(self, line: bytes) -> None:
-        _write_what_fits(2, b"[rank%d] %s\n" % (self.rank, line))
-
-
-def _write_what_fits(fd: int, data: bytes) -> None:
-    """Write, ignoring errors: a full disk, or a closed pipe, must not end the process that watches the ranks."""
-    with suppress(OSError):
-        while data:
-            data = data[os.write(fd, data) :]
-
-
-def open_streams(
-    job: Job, rank: int, of_rank: ExitStack, of_server: ExitStack
-) -> tuple[int | None, StreamedOutput | None]:
-    """Open the target of a rank's stdout and stderr: its log, or a pipe to this process if they are also shown.
-
-    The rank being debugged keeps those of this process (None), so that it has the terminal. The stacks close the
-    descriptors that only the rank needs, and those that only this process needs.
-    """
-    if job.debug_rank == rank:
-        return None, None
-    log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    if not job.stream:
-        of_rank.callback(os.close, log)
-        return log, None
-    of_server.callback(os.close, log)
-    reading, writing = os.pipe()
-    of_server.callback(os.close, reading)
-    of_rank.callback(os.close, writing)
-    os.set_blocking(reading, False)
-    return writing, StreamedOutput(reading, log, rank)
-
-
-def spawn(job: Job, rank: int, account: AccountFile, link: socket.socket, stream: int | None) -> int:
-    """Start a rank as a new interpreter; returns its pid."""
-    job_file = job.directory / f"job{job.incarnation}"
-    if not job_file.exists():
-        job_file.write_bytes(pickle.dumps(job))
-    words = [str(job_file), str(rank), str(account.fd), str(link.fileno()), str(os.getpid())]
-    environ = dict(job.context.environ)
-    if job.differs_in_hash:
-        environ["PYTHONHASHSEED"] = str(rank + 1)
-    to_stream = (
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_DUP2, stream, 1),
-        (os.POSIX_SPAWN_DUP2, stream, 2),
-    )
-    for fd in (account.fd, link.fileno()):
-        os.set_inheritable(fd, True)
-    try:
-        return os.posix_spawn(
-            sys.executable,
-            interpreters.command("launch.in_rank", job.context.path, *words),
-            environ,
-            file_actions=to_stream if stream is not None else (),
-            setsigmask=(),
-        )
-    finally:
-        os.set_inheritable(account.fd, False)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The fork server: the process that starts ranks and waits for them.
-#
-# It is the parent of all ranks and adopts the processes that they leave behind, so that it can end them all. If no
-# process is safe to fork, the fork server is a plain interpreter that starts each rank as another interpreter.
+from torch_testing_ext.launch import in_rank, rank_collectives
+from torch_testing_ext.launch.account_writer import summarize
+from torch_testing_ext.launch.accounts import AccountFile, now
+from torch_testing_ext.launch.fork_server_messages import (
+    Dump,
+    Dumped,
+    Exited,
+    Hello,
+    Launch,
+    Preload,
+    Probe,
+    Quit,
+    Restart,
+    Restarted,
+    Serve,
+    Signal,
+    Started,
+    StartFailed,
+    StartMethod,
+    ToServer,
+)
+from torch_testing_ext.launch.jobs import Job
+from torch_testing_ext.launch.named import UnknownName
+from torch_testing_ext.launch.rank_processes import StreamedOutput, open_streams, spawn
 
 # It pays to collapse memory into huge pages, since a fork then copies far fewer page tables: while the server is idle
 # after this launch, or before one of so many ranks.
 COLLAPSE_AT = 2
+
+
 MANY_RANKS = 64
 
 
@@ -390,7 +168,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         if self._about.method is not StartMethod.SPAWN:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()
-            in_rank.prepare_to_sanitize(bool(job.sanitize))
+            rank_collectives.prepare_to_sanitize(bool(job.sanitize))
         for thing in job.names:
             if self._about.method is StartMethod.FORK:
                 thing.inherited()

@@ -19,8 +19,8 @@ from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
 from torch_testing_ext._process import system
 from torch_testing_ext._process.source_files import is_harness, is_library, source_text, source_tree
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
+from torch_testing_ext.launch.accounts import RankEnding
 
-from .own_report import RankEnding
 from .verdict import RankReport
 
 # --------------------------------------------------------------------------------------------------------------------

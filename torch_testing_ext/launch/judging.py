@@ -46,10 +46,12 @@ from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext._process.source_files import is_library, source_text
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, grouped, list_of
 from torch_testing_ext.faults import FaultPlan
+from torch_testing_ext.launch.account_writer import account_of
+from torch_testing_ext.launch.accounts import RankAccount, RankEnding
+from torch_testing_ext.launch.causes import Cause
 
 from . import hang, nccl_status
 from .hang import probable_lines_of_exit
-from .own_report import Cause, RankAccount, RankEnding, account_of
 from .verdict import (
     Case,
     Expected,

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext.launch.attempts import RankAttempt, TestPlan
+from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.jobs import Job, Sanitize
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 from . import environment
 from .aspects import ASPECTS
 from .aspects.output import print_leftovers
 from .aspects.sanitizer import SANITIZER
 from .attempts import Host, HostKind
-from .in_rank import Job, Sanitize
 from .persistent_ranks import PersistentRanks
-from .rank_watch import RankEvidence
-from .start import Run
 from .verdict import Case, Expected
 
 

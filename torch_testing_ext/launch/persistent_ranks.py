@@ -16,11 +16,14 @@ from typing import Any
 from torch_testing_ext._collectives.records.raw_records import do_members_agree, unpack_record
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
+from torch_testing_ext.launch import environment, rank_collectives, start
+from torch_testing_ext.launch.account_writer import AccountWriter
+from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, now, read_account
+from torch_testing_ext.launch.jobs import Job, Sanitize
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+from torch_testing_ext.launch.watching.rank_records import RankRecords, logs_of
+from torch_testing_ext.launch.watching.run_watcher import RankWatcher, watch
 
-from . import environment, in_rank, start
-from .in_rank import Job, Sanitize
-from .own_report import AccountFile, AccountWriter, RankAccount, RankEnding, now, read_account
-from .rank_watch import RankEvidence, RankRecords, RankWatcher, logs_of, watch
 from .verdict import Exit, Expected
 
 _CHUNK = 1 << 14
@@ -87,7 +90,7 @@ class Task:
 def tasks(directory: Path, rank: int) -> Iterator[Task]:
     """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
     done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
-    in_rank.begin_first_task()
+    rank_collectives.begin_first_task()
     pid = os.getpid()
     with open(_tasks_pipe(directory, rank), encoding="utf-8") as lines:
         for line in lines:
@@ -98,14 +101,14 @@ def tasks(directory: Path, rank: int) -> Iterator[Task]:
             file = AccountFile.open(_account(directory, rank, number))
             writer = AccountWriter(file)
             try:
-                in_rank.begin_sanitizing(rank, task.sanitize, _log(directory, rank, number))
+                rank_collectives.begin_sanitizing(rank, task.sanitize, _log(directory, rank, number))
                 yield Task(task.name, writer, directory / f"task{number}")
                 if os.getpid() != pid:
                     # A child that the test has forked would read the tasks of this rank.
                     os._exit(1)
                 with writer.own_errors():
-                    in_rank.end_of_sanitizing()
-                writer.attach(in_rank.collectives_of_test(more_follow=True))
+                    rank_collectives.end_of_sanitizing()
+                writer.attach(rank_collectives.collectives_of_test(more_follow=True))
             finally:
                 file.close()
             # The test may have closed it; then its account says so.

@@ -32,9 +32,9 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
 from torch_testing_ext._process import system
 from torch_testing_ext._process.logs import content_of
 from torch_testing_ext._process.words import grouped
+from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.jobs import Sanitize
 
-from .in_rank import Sanitize
-from .start import Run
 from .verdict import RankReport, all_passed
 
 # --------------------------------------------------------------------------------------------------------------------

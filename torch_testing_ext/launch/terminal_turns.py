@@ -11,8 +11,7 @@ from pathlib import Path
 
 from torch_testing_ext._process import locks
 from torch_testing_ext._process.terminal import UserTerminal
-
-from .own_report import now
+from torch_testing_ext.launch.accounts import now
 
 # This rank has called breakpoint(), and will wait for the terminal.
 about_to_stop = False

@@ -19,8 +19,14 @@ from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.notes import Peaks
 from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
 from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep, SweepCell, SweepEnd, SweepReport
-
-from .own_report import NO_ERROR, Cause, RaisedError, RankAccount, RankEnding, forget_memory_of_this_process
+from torch_testing_ext.launch.accounts import (
+    NO_ERROR,
+    RaisedError,
+    RankAccount,
+    RankEnding,
+    forget_memory_of_this_process,
+)
+from torch_testing_ext.launch.causes import Cause
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings.finding import Finding

@@ -12,7 +12,7 @@ from torch_testing_ext._collectives.records.raw_records import read_raw, unpack_
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import in_rank
+from torch_testing_ext.launch import rank_collectives
 
 
 def group(name, *members, rank, world="store", description="undefined"):
@@ -73,12 +73,12 @@ class CreationTest(MultiProcessTestCase):
             thread.start()
             while made_groups.group_in_creation() is None:
                 pass
-            left = in_rank.collectives_of_test()
+            left = rank_collectives.collectives_of_test()
             store.set("begun", "")
             thread.join()
             self.assertEqual(read_raw(0, left).creating.members, (0, 1))
         self.assertIsNone(made_groups.group_in_creation())
-        self.assertIsNone(unpack_record(in_rank.collectives_of_test()).record(self.rank).creating)
+        self.assertIsNone(unpack_record(rank_collectives.collectives_of_test()).record(self.rank).creating)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from kit.ranks import OnCpu
 from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.own_report import is_of_lost_peer
+from torch_testing_ext.launch.causes import is_of_lost_peer
 
 CHECK = "TORCH_NCCL_NAN_CHECK"
 

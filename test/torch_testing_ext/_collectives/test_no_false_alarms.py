@@ -4,7 +4,6 @@ Each wait lasts until the parent has looked at the ranks several times, so that 
 """
 
 import contextlib
-import importlib
 import io
 import os
 import queue
@@ -25,11 +24,11 @@ from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
+from torch_testing_ext.launch.watching import looks
 
 LOOKS = 3
 # Seconds without news until the parent looks. The next looks follow in times that grow from there.
 FIRST_LOOK = 0.3
-watch = importlib.import_module("torch_testing_ext.launch.rank_watch")  # the package has a function of this name
 
 
 def beat_and_set(event):
@@ -527,7 +526,7 @@ class NoFalseAlarmTest(unittest.TestCase):
         with (
             mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 1000.0),
             mock.patch.object(probes, "FIRST_PROBE", FIRST_LOOK),
-            mock.patch.object(watch, "FIRST_LOOK", FIRST_LOOK / 2),
+            mock.patch.object(looks, "FIRST_LOOK", FIRST_LOOK / 2),
             contextlib.redirect_stderr(said),
         ):
             Ranks(name).run(result)

@@ -16,8 +16,8 @@ from torch_testing_ext._collectives.records.issued_calls import GroupRecord, mak
 from torch_testing_ext._collectives.records.raw_records import read_entry
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.launch.own_report import RankEnding
 from torch_testing_ext.launch.verdict import Case, RankReport
 
 ALL = (0, 1, 2)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch_testing_ext._process import system
 from torch_testing_ext.launch import start
-from torch_testing_ext.launch.fork_server import Dump
+from torch_testing_ext.launch.fork_server_messages import Dump
 
 
 @contextlib.contextmanager

@@ -20,7 +20,8 @@ from kit.ranks import FourRanks, wait_for
 from torch_testing_ext._collectives.failure import WHOLE_ACCOUNT
 from torch_testing_ext._testing.marks.settings_of_tests import sanitize
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch.own_report import AccountFile, AccountWriter, RankEnding, read_account
+from torch_testing_ext.launch.account_writer import AccountWriter
+from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
 
 
 class Unprintable(Exception):

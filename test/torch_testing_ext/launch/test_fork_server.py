@@ -27,7 +27,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import fork_server, start
-from torch_testing_ext.launch.fork_server import StartMethod
+from torch_testing_ext.launch.fork_server_messages import StartMethod
 
 
 def fifo_of(test):

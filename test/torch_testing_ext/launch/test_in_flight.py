@@ -4,7 +4,7 @@ import contextlib
 import threading
 
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch import exceptions_in_flight
 
 
 def lose_the_peer():
@@ -109,7 +109,7 @@ class InFlightTest(TestCase):
                 try:
                     function(lose_the_peer)
                 except Exception as error:
-                    found = own_report.raised_by_itself(error)
+                    found = exceptions_in_flight.raised_by_itself(error)
                     self.assertEqual(found is error, not own)
                 self.assertEqual(str(found) == "own", own, str(found))
 
@@ -121,13 +121,13 @@ class InFlightTest(TestCase):
             try:
                 function(fail)
             except Exception as error:
-                self.assertIs(own_report.raised_by_itself(error), error)
+                self.assertIs(exceptions_in_flight.raised_by_itself(error), error)
 
     def test_seen_by_another_thread(self):
         seen = []
 
         def look():
-            thread = threading.Thread(target=lambda: seen.append(own_report.of_main_thread()))
+            thread = threading.Thread(target=lambda: seen.append(exceptions_in_flight.of_main_thread()))
             thread.start()
             thread.join()
 

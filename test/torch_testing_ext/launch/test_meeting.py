@@ -27,7 +27,7 @@ from torch_testing_ext.launch.coordinator import (
     connect,
 )
 from torch_testing_ext.launch.environment import Launched
-from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.jobs import Sanitize
 
 # Their agents count restarts apart, so a key says nothing on another machine.
 RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key=f"key {rank}") for rank in range(2))

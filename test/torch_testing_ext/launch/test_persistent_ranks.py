@@ -16,7 +16,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import RankEnding, now, persistent_ranks
-from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 WORLD_SIZE = 2
 

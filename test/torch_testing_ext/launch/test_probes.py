@@ -10,9 +10,9 @@ from torch_testing_ext._collectives.proof.proof_of_hang import ProofRules
 from torch_testing_ext._collectives.records.raw_records import pack_record
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
-from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.probes import Asked, Confirming, Logs, Pace, Prober, Waiting
-from torch_testing_ext.launch.rank_watch import FIRST_LOOK
+from torch_testing_ext.launch.watching.looks import FIRST_LOOK
 
 
 def child(code):

@@ -7,7 +7,7 @@ from kit.verdicts import report_on
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
 from torch_testing_ext.launch.nccl_status import NcclRank
-from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 PASSED = (RankReport(0, RankEnding.PASSED), RankReport(1, RankEnding.PASSED))
 FAILED = (RankReport(0, RankEnding.PASSED), report_on(1, RankEnding.FAILED, summary="AssertionError: no", code=10))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Expected, RankEnding, RankReport, grace_periods
-from torch_testing_ext.launch.rank_watch import (
+from torch_testing_ext.launch.watching.rules import (
     FOREIGN_PROCESSES,
     LAUNCHED_PROCESSES,
     OWN_PROCESSES,

@@ -21,7 +21,7 @@ from kit.settings import environ
 from kit.verdicts import report_on
 
 from torch_testing_ext.launch import Case, RankEnding, RankReport, environment as environment_module, nccl_status
-from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 
 def process(rank, pid, calls, **status):

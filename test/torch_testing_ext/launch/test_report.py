@@ -24,16 +24,15 @@ from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, kill
 from torch_testing_ext.launch import Cause, RankEnding, RankReport
-from torch_testing_ext.launch.own_report import (
+from torch_testing_ext.launch.account_writer import AccountWriter, summarize
+from torch_testing_ext.launch.accounts import (
     LONGEST_TEXT,
     RESERVED,
     AccountFile,
-    AccountWriter,
     OwnWarning,
     RaisedError,
     RankAccount,
     read_account,
-    summarize,
 )
 from torch_testing_ext.launch.verdict import Exit, FaultsSeen, HappenedFault, assemble_report, report_of
 

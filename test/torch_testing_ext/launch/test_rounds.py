@@ -7,6 +7,7 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKin
 from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict, grace_periods
+from torch_testing_ext.launch.accounts import OwnWarning, RaisedError, RankAccount
 from torch_testing_ext.launch.coordinator import (
     AskForStacks,
     FromCoordinator,
@@ -23,9 +24,8 @@ from torch_testing_ext.launch.coordinator import (
     RoundRefused,
     RoundState,
 )
-from torch_testing_ext.launch.in_rank import Sanitize
-from torch_testing_ext.launch.own_report import OwnWarning, RaisedError, RankAccount
-from torch_testing_ext.launch.rank_watch import WatchAction
+from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.watching.rules import WatchAction
 
 NOTHING = RankStacks("", b"")
 

@@ -11,7 +11,7 @@ from kit.processes import clean_environ
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process import notes
+from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read_settings
@@ -46,9 +46,9 @@ class TestSettings(unittest.TestCase):
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):
-                self.assertEqual(read_settings({environment.PREFIX + name: value}), Settings(**chosen))
+                self.assertEqual(read_settings({setting_names.PREFIX + name: value}), Settings(**chosen))
         self.assertEqual(
-            {environment.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
+            {setting_names.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
         )
 
     def test_what_the_kit_sets_itself(self):
@@ -85,7 +85,7 @@ class TestSettings(unittest.TestCase):
         for name, values, known in table:
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
-                    read_settings({environment.PREFIX + name: value})
+                    read_settings({setting_names.PREFIX + name: value})
                 message = f"TORCH_TESTING_EXT_{name}={value!r} is not valid; use {known}"
                 self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)

@@ -27,7 +27,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import in_rank, start
-from torch_testing_ext.launch.fork_server import StartMethod
+from torch_testing_ext.launch.fork_server_messages import StartMethod
 
 
 class Reduces(FourRanks):

@@ -39,10 +39,10 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
 from torch_testing_ext.faults import FaultPlan, Sweep
-from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch import accounts
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
-from torch_testing_ext.launch.rank_watch import RankEvidence
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.kept_ranks import KeptRanks
@@ -424,7 +424,7 @@ def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     cls._account = None if cls._overrides("_run_test_given_id") else task.account
     cls._recorder = expectations.ExpectationRecorder(str(task.path), cls.rank)
     before = snapshot()
-    own_report.forget_memory_of_this_process()
+    accounts.forget_memory_of_this_process()
     with rank_accounts.recorded_account(task.account, cls.failureException):
         with rank_warnings.recorded_warnings(task.account):
             cls._run_test_given_id(task.name)

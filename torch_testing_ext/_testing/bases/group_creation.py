@@ -23,8 +23,8 @@ from pathlib import Path
 
 from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext.launch import RankContext
-from torch_testing_ext.launch.in_rank import context_here
-from torch_testing_ext.launch.own_report import is_of_lost_peer
+from torch_testing_ext.launch.causes import is_of_lost_peer
+from torch_testing_ext.launch.rank_context import context_here
 
 # A peer that takes longer does not connect: it waits for a rank that will not come.
 PEERS_TIMEOUT = 20.0

@@ -20,11 +20,11 @@ from torch_testing_ext._testing.bases import group_creation, rank_accounts, rank
 from torch_testing_ext._testing.bases.rank_verdicts import rank_error
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch import in_rank, this_launch
+from torch_testing_ext.launch import rank_collectives, this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
-from torch_testing_ext.launch.in_rank import Sanitize, log_of
+from torch_testing_ext.launch.jobs import Sanitize, log_of
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.coordinator import Member, Round, RoundJudged
@@ -180,7 +180,9 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
         had_group = _group_exists()
         try:
             with rank_accounts.recorded_account(account):
-                in_rank.begin_sanitizing(member.rank, together.sanitize, log_of(together.directory, member.rank))
+                rank_collectives.begin_sanitizing(
+                    member.rank, together.sanitize, log_of(together.directory, member.rank)
+                )
                 with rank_warnings.recorded_warnings(account):
                     body(context)
         except SystemExit as leaving:
@@ -189,10 +191,10 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
             if not had_group:
                 _end_groups()
         with account.own_errors():
-            in_rank.end_of_sanitizing()
+            rank_collectives.end_of_sanitizing()
         collectives = b""
         with account.own_errors("the collectives of this rank could not be read: "):
-            collectives = in_rank.collectives_of_test(more_follow=True)
+            collectives = rank_collectives.collectives_of_test(more_follow=True)
         if account.account is None:
             account.passed()
     assert account.account is not None

@@ -32,8 +32,8 @@ from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSk
 from torch_testing_ext.faults import Sweep
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.attempts import Host, HostKind, ProcessHost, RankAttempt, RanksEnd
-from torch_testing_ext.launch.rank_watch import RankEvidence
 from torch_testing_ext.launch.session import Session
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
     pass

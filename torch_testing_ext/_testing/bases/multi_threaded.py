@@ -25,8 +25,8 @@ from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext.launch import session
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, TestPlan
-from torch_testing_ext.launch.rank_watch import RankEvidence
 from torch_testing_ext.launch.session import Session
+from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 from .invocation import case_of
 

@@ -16,7 +16,8 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE
 from torch_testing_ext.launch import RankAccount, RankEnding, RankReport
-from torch_testing_ext.launch.rank_watch import FOREIGN_PROCESSES, RankEvidence, RankWatch, WatchAction
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+from torch_testing_ext.launch.watching.rules import FOREIGN_PROCESSES, RankWatch, WatchAction
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

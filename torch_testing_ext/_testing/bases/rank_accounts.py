@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, TEST_SKIPS
-from torch_testing_ext.launch import ERROR_EXIT_CODE, in_rank
+from torch_testing_ext.launch import ERROR_EXIT_CODE, rank_stops
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -73,7 +73,7 @@ def account_for_error(
 def stop_at_own(account: launch.AccountWriter, error: BaseException) -> None:
     """Let the user look at an exception that is the first of its rank, and the rank's own."""
     if account.account is None and launch.cause_of(error) is launch.Cause.OWN:
-        in_rank.at_failure(error)
+        rank_stops.at_failure(error)
 
 
 def account_for_skip(account: launch.AccountWriter, reason: str, code: int | None = None) -> int:

@@ -17,7 +17,7 @@ from torch_testing_ext._testing.bases.rank_accounts import recorded_account
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.devices import first_accelerator_use
 from torch_testing_ext._torch.groups import process_groups
-from torch_testing_ext.launch import RankContext, environment, in_rank
+from torch_testing_ext.launch import RankContext, environment, rank_stops
 
 # Its type stubs lack what comes from C++.
 c10d: Any = dist
@@ -45,7 +45,7 @@ def run_rank(
     count = len(sys.modules)
     try:
         with recorded_account(context.account, ends_process=ends_process):
-            in_rank.at_test()
+            rank_stops.at_test()
             body()
             if context.account.account is None:
                 if leaves_groups:

@@ -25,8 +25,9 @@ from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._torch.groups import thread_worlds
 from torch_testing_ext.launch import RankEnding, RankReport, grace_periods, hang, now
-from torch_testing_ext.launch.in_rank import Sanitize
-from torch_testing_ext.launch.rank_watch import RankEvidence, RankWatch, WatchAction, WatchRules
+from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+from torch_testing_ext.launch.watching.rules import RankWatch, WatchAction, WatchRules
 
 from .threaded_group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
 

@@ -62,9 +62,9 @@ class Recording(importlib.abc.MetaPathFinder):
 
             from torch_testing_ext._process import messages
             from torch_testing_ext._torch.groups import watched_groups
-            from torch_testing_ext.launch import AccountWriter, RankContext, in_rank
-            from torch_testing_ext.launch.in_rank import Sanitize, log_of
-            from torch_testing_ext.launch.own_report import is_of_lost_peer
+            from torch_testing_ext.launch import AccountWriter, RankContext, rank_collectives
+            from torch_testing_ext.launch.causes import is_of_lost_peer
+            from torch_testing_ext.launch.jobs import Sanitize, log_of
         finally:
             sys.path.remove(package)
         if torch.distributed.is_available():
@@ -73,20 +73,20 @@ class Recording(importlib.abc.MetaPathFinder):
             context.enter()
             watched_groups.watch_process_groups(lambda name: nullcontext(), is_of_lost_peer)
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
-            in_rank.begin_sanitizing(self._rank, sanitize, log_of(self._folder, self._rank))
+            rank_collectives.begin_sanitizing(self._rank, sanitize, log_of(self._folder, self._rank))
             self._is_on = True
 
     def _write_collectives(self) -> None:
         """Write the file when Python exits."""
         data = b""
         if self._is_on:
-            from torch_testing_ext.launch import in_rank
+            from torch_testing_ext.launch import rank_collectives
 
             try:
                 # What it raises is in its log, too.
-                in_rank.end_of_sanitizing()
+                rank_collectives.end_of_sanitizing()
             finally:
-                data = in_rank.collectives_of_test()
+                data = rank_collectives.collectives_of_test()
         target = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}")
         with open(f"{target}.new", "wb") as file:
             file.write(data)

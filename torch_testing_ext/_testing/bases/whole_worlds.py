@@ -45,9 +45,9 @@ from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors, tensor_comparison, tensor_reads
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.account_writer import format_error, sites_of, summarize
 from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.fork_server import MANY_RANKS
-from torch_testing_ext.launch.own_report import format_error, sites_of, summarize
 
 # What a rank that does not communicate must not do: the events of Python, in words.
 _REFUSED = {

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from torch_testing_ext.launch.account_writer import AccountWriter
+from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
 from torch_testing_ext.launch.attempts import Aspect, RanksEnd
-from torch_testing_ext.launch.own_report import AccountWriter, OwnWarning, RankAccount, pack_warning
 from torch_testing_ext.launch.verdict import Outcome, RankReport
 
 if TYPE_CHECKING:

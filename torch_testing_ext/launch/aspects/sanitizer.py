@@ -12,7 +12,7 @@ from torch_testing_ext._process import notes
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects.output import say_once, show_to_user
 from torch_testing_ext.launch.attempts import Aspect, HostKind
-from torch_testing_ext.launch.in_rank import Sanitize
+from torch_testing_ext.launch.jobs import Sanitize
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt

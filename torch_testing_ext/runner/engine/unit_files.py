@@ -13,7 +13,8 @@ from pathlib import Path
 from torch_testing_ext._collectives.lanes_of_ranks import LANES_FILE, RankLane
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.logs import read_ends
-from torch_testing_ext.launch import hang, rank_watch
+from torch_testing_ext.launch import hang
+from torch_testing_ext.launch.watching import rank_lanes
 from torch_testing_ext.runner.model import RankLog
 from torch_testing_ext.runner.processes import worker_messages
 
@@ -71,7 +72,7 @@ class UnitFiles:
         for directory in directories:
             folder = self.spec.ranks / directory
             for file in sorted(folder.rglob(LANES_FILE)):
-                lanes.update((lane.rank, lane) for lane in rank_watch.read_lanes(file))
+                lanes.update((lane.rank, lane) for lane in rank_lanes.read_lanes(file))
             for file in sorted(folder.rglob("rank*")):
                 match = _RANK_FILE.match(file.name)
                 if match:

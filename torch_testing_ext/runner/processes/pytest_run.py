@@ -21,7 +21,7 @@ from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
-from torch_testing_ext.launch import in_rank
+from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 
 from .pytest_collection import Collection, explain_error
@@ -126,7 +126,7 @@ class _Loop:
         self._of_test = TestReports()
         self._begun.add(number)
         self.reports.test_began(number)
-        in_rank.at_test()
+        rank_stops.at_test()
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judgements = self._of_test.judge()
         first = judgements[0]
@@ -183,7 +183,7 @@ class _Loop:
         if call.excinfo is not None:
             error = call.excinfo.value
             if not isinstance(getattr(error, "outcome", None), launch.Outcome):
-                in_rank.at_failure(error)
+                rank_stops.at_failure(error)
         report = yield
         self._of_test.made(report, error)
         return report

@@ -11,7 +11,7 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._testing.bases.unittest_and_pytest import FixtureSuite, prevented
-from torch_testing_ext.launch import in_rank
+from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.launch.judging import view_of_error
 from torch_testing_ext.runner.model import TestOutcome
 
@@ -121,7 +121,7 @@ class ReportingResult(unittest.TestResult):
         if not self._has_begun:
             self._has_begun = True
             self._reports.test_began(self._number)
-            in_rank.at_test()
+            rank_stops.at_test()
 
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
@@ -190,7 +190,7 @@ class ReportingResult(unittest.TestResult):
     def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
         of_ranks = getattr(err[1], "outcome", None)
         if not isinstance(of_ranks, launch.Outcome):
-            in_rank.at_failure(err[1])
+            rank_stops.at_failure(err[1])
         self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
         self._told.append(self._view_of(test, err, within))
         self._reports.note_cause(launch.cause_of(err[1]))

@@ -16,7 +16,7 @@ from torch_testing_ext._collectives.worlds.world_views import take_worlds
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.notes import take_left_running, take_notes
 from torch_testing_ext.faults import SweepReport
-from torch_testing_ext.launch import Cause, environment, own_report, verdict
+from torch_testing_ext.launch import Cause, accounts, environment, verdict
 from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestEnd, TestOutcome
 
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
@@ -51,7 +51,7 @@ class UnitReports:
     def test_ended(self, number: int, outcome: TestOutcome, ended: FailureView | str, want: str | None) -> None:
         """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
         notes = take_notes()
-        memory = verdict.highest([*notes.memory, own_report.memory_of_this_process()])
+        memory = verdict.highest([*notes.memory, accounts.memory_of_this_process()])
         if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
             ended = FailureView.of_text(ended)
         message, failure = (ended, None) if isinstance(ended, str) else ("", ended)

@@ -18,7 +18,7 @@ from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, wr
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
-from torch_testing_ext.launch import in_rank, start
+from torch_testing_ext.launch import rank_stops, start
 from torch_testing_ext.launch.terminal_turns import StopContext
 from torch_testing_ext.runner.model import TestEnd, TestOutcome
 
@@ -95,7 +95,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     notes.has_header = True
     stacks.write_on_request(unit.stacks)
     start.work_in(unit.session)
-    in_rank.prepare(StopContext(UserTerminal.here(), unit.directory))
+    rank_stops.prepare(StopContext(UserTerminal.here(), unit.directory))
     # Its parents were checked before they forked it.
     fork_safety.mark_fork_safe()
     signals.unblock()

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, Work
 
 from torch_testing_ext._torch.groups import flight_recorder, watched_groups
-from torch_testing_ext.launch.own_report import is_of_lost_peer
+from torch_testing_ext.launch.causes import is_of_lost_peer
 
 
 class Done(Work):

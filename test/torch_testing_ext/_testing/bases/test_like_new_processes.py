@@ -30,8 +30,8 @@ from torch_testing_ext.common_distributed import (
 )
 from torch_testing_ext.common_utils import TemporaryDirectoryName, TestCase, run_tests
 from torch_testing_ext.launch import start
-from torch_testing_ext.launch.fork_server import Preload
-from torch_testing_ext.launch.start import Run
+from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.fork_server_messages import Preload
 
 GLOBAL = {"set by": "nobody"}
 

@@ -9,7 +9,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import messages
 from torch_testing_ext._pytest_ranks.standalone_process import FromStandalone
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch import accounts
 from torch_testing_ext.launch.aspects import rank_warnings
 
 
@@ -40,7 +40,7 @@ class PassedWarningsTest(unittest.TestCase):
             for message, category, *_ in rows:
                 warnings.warn_explicit(message, category, "file.py", 3)
                 warnings.warn_explicit(message, category, "file.py", 3)
-        sent = [messages.to_json(FromStandalone(warning=own_report.pack_warning(each))) for each in seen]
+        sent = [messages.to_json(FromStandalone(warning=accounts.pack_warning(each))) for each in seen]
         received = [messages.from_json(line, messages.by_name(FromStandalone)).warning for line in sent]
         with warnings.catch_warnings(record=True) as again:
             warnings.simplefilter("always")

@@ -2,7 +2,7 @@ import os
 import sys
 from pathlib import Path
 
-from torch_testing_ext.launch.own_report import AccountFile, RankAccount, RankEnding, read_account
+from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, read_account
 
 disk = Path(sys.argv[1])
 account_file = AccountFile.open(disk / "account")

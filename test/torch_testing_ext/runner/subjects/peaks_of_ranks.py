@@ -1,8 +1,8 @@
 from torch_testing_ext._torch.devices import cuda_state
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
-from torch_testing_ext.launch import own_report
+from torch_testing_ext.launch import accounts
 
-own_report._state_of_cuda = lambda: cuda_state
+accounts._state_of_cuda = lambda: cuda_state
 cuda_state.peak_memory = lambda: {0: (2**29, 2**30)}
 
 

@@ -1,0 +1,276 @@
+"""The writer of an account: a rank records its failure at once, and its pass when everything is over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import FrameType
+
+from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._process import system
+from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
+from torch_testing_ext._process.launcher_variables import ADDRESS, is_loopback
+from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.source_files import is_harness
+from torch_testing_ext.launch.accounts import (
+    ERROR_EXIT_CODE,
+    LONGEST_DETAILS,
+    LONGEST_SUMMARY,
+    AccountFile,
+    OwnWarning,
+    RaisedError,
+    RankAccount,
+    RankEnding,
+    memory_of_this_process,
+    now,
+)
+from torch_testing_ext.launch.causes import Cause, cause_in, cause_of, led_to
+from torch_testing_ext.launch.exceptions_in_flight import raised_by_itself
+
+_MOST_SITES = 30
+
+
+_MOST_RELATED = 20  # lines on other exceptions
+
+
+class AccountWriter:
+    """Writes how the test of a rank ends: a failure at once, a pass only when everything is over."""
+
+    def __init__(self, file: AccountFile | None):
+        """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
+        self._file = file
+        self._pid = os.getpid()
+        self._warnings: tuple[OwnWarning, ...] = ()
+        self._extras = ""
+        self.started = now()
+        self.account: RankAccount | None = None
+        self.finished = False  # the test itself is over; only clean-up follows
+        self.is_provisional = False  # the class overrides code that follows the test and may end the process
+        self.sent_text: str | None = None  # the text of an exception that an overriding `run_test` has sent
+
+    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
+        """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary.
+
+        `traceback`: the text that shows where it was raised, if a test framework has a better one.
+        """
+        text = format_error(error) if traceback is None else traceback
+        own = raised_by_itself(error)
+        self._record(
+            account_of(
+                own, isinstance(own, AssertionError) if own is not error else assertion, self.started, within, text
+            )
+        )
+
+    def failed_with(self, summary: str, traceback: str) -> None:
+        """Record an exception of which only the texts are known."""
+        error = RaisedError(cause=cause_in(summary))
+        self._record(
+            RankAccount(RankEnding.ERROR, self.started, now(), summary, traceback, ERROR_EXIT_CODE, error=error)
+        )
+
+    def test_begins(self) -> None:
+        """The test method is about to be called. It may run again: then the provisional pass does not count."""
+        self.finished = False
+        if self.is_provisional and self.account is None and self._file is not None and os.getpid() == self._pid:
+            self._file.clear()
+
+    def test_returned(self) -> None:
+        """The test method itself has returned: if the code that follows it calls os._exit(0), the rank has passed."""
+        self.finished = True
+        if self.is_provisional and self.account is None:
+            self._put(RankAccount(RankEnding.PASSED, self.started, now()))
+
+    def skipped(self, reason: str, code: int) -> None:
+        self._record(RankAccount(RankEnding.SKIPPED, self.started, now(), reason, code=code))
+
+    def passed(self, imported: tuple[str, ...] = ()) -> None:
+        self._record(RankAccount(RankEnding.PASSED, self.started, now(), imported=imported))
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Add notes to the account that has been written."""
+        assert self.account is not None
+        self._write(replace(self.account, notes=(*self.account.notes, *notes)))
+
+    def add(self, warnings: Iterable[OwnWarning], extras: str = "") -> None:
+        """Add warnings to the account, whether it has been written or not, and set its extras."""
+        self._warnings += tuple(warnings)
+        self._extras = extras or self._extras
+        if self.account is not None:
+            self._write(replace(self.account, warnings=self._warnings, extras=self._extras))
+
+    @contextmanager
+    def own_errors(self, within: str = "") -> Iterator[None]:
+        """Make an error of ours one of the test. `within` begins its summary."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(error, assertion=False, within=within)
+
+    def attach(self, collectives: bytes) -> None:
+        """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
+        if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
+            return
+        if self._file.is_open():
+            with suppress(OSError):
+                self._file.attach(collectives)
+
+    def _record(self, account: RankAccount) -> None:
+        """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
+        if self.account is None or not self.account.ending.is_failure:
+            memory = memory_of_this_process()
+            self._write(replace(account, memory=memory, warnings=self._warnings, extras=self._extras))
+
+    def _write(self, account: RankAccount) -> None:
+        self.account = account
+        self._put(account)
+
+    def _put(self, account: RankAccount) -> None:
+        # A child that the test forked must not write to the rank's account.
+        if self._file is None or os.getpid() != self._pid:
+            return
+        if not self._file.is_open():
+            self._file.reopen()
+            self.account = account = _closed_descriptors(account)
+        self._file.write(account)
+
+
+def account_of(
+    error: BaseException, assertion: bool, started: float, within: str = "", traceback: str | None = None
+) -> RankAccount:
+    """The account of a test that has raised `error`. `within` begins the summary."""
+    return RankAccount(
+        RankEnding.FAILED if assertion else RankEnding.ERROR,
+        started,
+        now(),
+        within + summarize(error),
+        format_error(error) if traceback is None else traceback,
+        ERROR_EXIT_CODE,
+        error=RaisedError(
+            type(error).__name__,
+            cause_of(error),
+            sites_of(error),
+            _text_of(error),
+            related_to(error),
+            example_of(error),
+        ),
+    )
+
+
+def sites_of(error: BaseException) -> tuple[Site, ...]:
+    """The lines through which an exception came, outermost first, without those of the harness."""
+    frames = traceback.walk_tb(error.__traceback__)
+    sites = [
+        Site(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames if not _is_ours(frame)
+    ]
+    return tuple(sites[-_MOST_SITES:])
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return "__unittest" in frame.f_globals or is_harness(frame.f_code.co_filename)
+
+
+def _text_of(error: BaseException) -> str:
+    """The message of an exception."""
+    try:
+        return cut_middle(str(error).strip() or type(error).__name__, LONGEST_DETAILS)
+    except Exception:
+        return ""
+
+
+def related_to(error: BaseException) -> tuple[str, ...]:
+    """A line for each exception of a group, and for each that the error was raised after."""
+    _, *earlier = led_to(error)
+    lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(exception)}" for exception in earlier)]
+    return tuple(lines[:_MOST_RELATED])
+
+
+def _members_of(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of an ExceptionGroup, and of the groups in it. Python has that class since 3.11."""
+    members = getattr(error, "exceptions", ())
+    for member in members if isinstance(members, tuple) else ():
+        if isinstance(member, BaseException):
+            inner = list(_members_of(member))
+            yield from inner or [member]
+
+
+def _with_site(error: BaseException) -> str:
+    site = next(iter(sites_of(error)[-1:]), None)
+    return summarize(error) + (f", at {site}" if site is not None else "")
+
+
+def example_of(error: BaseException) -> str:
+    """The example of a property in which a peer was lost: the exception of such a rank has it."""
+    example = getattr(error, "example_of_failure", "")
+    return cut_middle(example, LONGEST_DETAILS) if isinstance(example, str) else ""
+
+
+def _closed_descriptors(account: RankAccount) -> RankAccount:
+    """The account of a test that has closed this file's descriptor. Earlier errors become its traceback."""
+    earlier = "\n".join(text for text in (account.summary, account.traceback) if text)
+    return replace(
+        account,
+        ending=RankEnding.ERROR,
+        summary=DESCRIPTORS_CLOSED,
+        traceback=earlier,
+        code=ERROR_EXIT_CODE,
+        error=replace(account.error, cause=Cause.OWN),
+    )
+
+
+# What a thread that cannot be started raises: in Python, and in C++, as in gloo.
+NO_THREAD = "can't start new thread"
+
+
+_NO_THREAD_OF_CPP = "Resource temporarily unavailable"
+
+
+def _advice(message: str) -> str:
+    """Advise on errors that name neither the limit nor the variable that they come from."""
+    if message in (NO_THREAD, _NO_THREAD_OF_CPP):
+        return system.LIMIT_OF_PROCESSES
+    if message.endswith(f"Unable to find address for: {system.LOOPBACK}"):
+        return system.NO_LOOPBACK
+    if "Unable to find address for: " in message:
+        known = ", ".join(name for _, name in socket.if_nameindex())
+        return f"Unset GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}: this machine has {known}"
+    if "unsupported gloo device" in message:
+        return f"Unset GLOO_DEVICE_TRANSPORT={os.environ.get('GLOO_DEVICE_TRANSPORT', '')}"
+    if "remote=[127." in message and not is_loopback(os.environ.get(ADDRESS, "")):
+        return (
+            "The name of another machine means 127.0.0.1 there: set GLOO_SOCKET_IFNAME to the interface by which it "
+            "reaches this one"
+        )
+    return ""
+
+
+def summarize(error: BaseException) -> str:
+    """Type and first line of an exception, also of one whose str() fails."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as worse:
+        return f"{name} (its str() raised {type(worse).__name__})"
+    first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
+    if isinstance(error, RuntimeError) and (advice := _advice(first)):
+        first = f"{first}. {advice}"
+    return f"{name}: {first}" if first else name
+
+
+def format_error(error: BaseException) -> str:
+    """The traceback as text, without the frames of the harness around the test and below its assertion."""
+    tb = error.__traceback__
+    while tb is not None and _is_ours(tb.tb_frame):
+        tb = tb.tb_next
+    try:
+        shown = traceback.TracebackException(type(error), error, tb)
+        ours = [_is_ours(frame) for frame, _ in traceback.walk_tb(tb)]
+        while ours and ours.pop() and len(shown.stack) > 1 and isinstance(error, AssertionError):
+            del shown.stack[-1]
+        return "".join(shown.format())
+    except Exception:
+        # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
+        return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"

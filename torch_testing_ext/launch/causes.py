@@ -1,0 +1,86 @@
+"""The cause of a failure: the test itself, its peers or another process. The exception tells it, where it is caught."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import sys
+from collections.abc import Iterator
+
+
+class Cause(enum.Enum):
+    """The cause of an exception, as far as it decides which rank is the culprit, or whether the test runs again."""
+
+    OWN = "own"
+    LOST_PEER = "lost peer"  # another rank has ended
+    TIMED_OUT = "timed out"  # other ranks have not come to a collective
+    OF_ALL = "of all"  # one rank tells what failed in all of them
+    PORT_IN_USE = "port in use"  # by another process, which may be another test
+
+    @property
+    def is_of_peers(self) -> bool:
+        """Does the exception follow from what other ranks do?"""
+        return self in (Cause.LOST_PEER, Cause.TIMED_OUT)
+
+
+_OF_LOST_CONNECTIONS = (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE)
+
+
+_CAUSE_BY_ERRNO = {**dict.fromkeys(_OF_LOST_CONNECTIONS, Cause.LOST_PEER), errno.EADDRINUSE: Cause.PORT_IN_USE}
+
+
+def cause_of(error: BaseException) -> Cause:
+    """Classify an exception. A port in use is also the cause of those that are raised for its error."""
+    if any(_cause_of_one(cause) is Cause.PORT_IN_USE for cause in led_to(error)):
+        return Cause.PORT_IN_USE
+    return _cause_of_one(error)
+
+
+def is_of_lost_peer(error: BaseException) -> bool:
+    """Does an exception say that another rank has ended?"""
+    return cause_of(error) is Cause.LOST_PEER
+
+
+def led_to(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised for, as a traceback shows them."""
+    current = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _cause_of_one(error: BaseException) -> Cause:
+    """Classify an exception by its type and errno; where torch uses one type for everything, by its first line.
+
+    An exception of this package says its cause itself, as `cause_of_failure`.
+    """
+    declared = getattr(error, "cause_of_failure", None)
+    if isinstance(declared, Cause):
+        return declared
+    if isinstance(error, OSError) and error.errno is not None:
+        return _CAUSE_BY_ERRNO.get(error.errno, Cause.OWN)
+    if isinstance(error, (RuntimeError, OSError)):
+        try:
+            text = str(error).strip()
+            first = text.partition("\n")[0]
+            # Of a monitored barrier, the lines below say why a rank did not come.
+            return cause_in(text if "monitoredBarrier" in first else first)
+        except Exception:  # its str() fails
+            return Cause.OWN
+    return Cause.OWN
+
+
+def cause_in(summary: str) -> Cause:
+    """Classify an exception of which only the text is known."""
+    if "torch" not in sys.modules:
+        return Cause.OWN
+    from torch_testing_ext._torch.groups import error_texts
+
+    known = {
+        Cause.PORT_IN_USE: error_texts.PORT_IN_USE,
+        Cause.LOST_PEER: error_texts.LOST_PEER,
+        Cause.TIMED_OUT: error_texts.GAVE_UP,
+    }
+    return next((cause for cause, pattern in known.items() if pattern.search(summary)), Cause.OWN)

@@ -1,0 +1,255 @@
+"""The watcher of a run: it waits for exits, ends the ranks that do not end, and collects a report of every rank.
+
+It waits for exits, and for time only at deadlines. A `RankWatch` decides what follows from both; the code here does it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch_testing_ext._process.notes import note_memory
+from torch_testing_ext.faults import FaultPlan
+from torch_testing_ext.launch import start, terminal_turns
+from torch_testing_ext.launch.accounts import RankEnding, now
+from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.nccl_status import NcclStatus, ask_nccl
+from torch_testing_ext.launch.verdict import Expected, RankReport
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+from torch_testing_ext.launch.watching.looks import Looks
+from torch_testing_ext.launch.watching.rank_records import RankRecords
+from torch_testing_ext.launch.watching.rules import OWN_PROCESSES, RankWatch, WatchAction
+
+# Seconds between looks at the faults of a test.
+LOOK_AT_FAULTS = 0.05
+
+
+def watch(
+    run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
+) -> RankEvidence:
+    """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
+
+    Without a time-out, as in a debugger, the ranks are not probed.
+    """
+    watcher = RankWatcher(run, expected, run.began, timeout)
+    try:
+        watcher.wait()
+        if watcher.state.timed_out:
+            on_timeout()
+            watcher.take_endings()
+        watcher.ask_ranks_that_run()
+    finally:
+        # Also after Ctrl-C, or an error in this package.
+        try:
+            watcher.end_all()
+        finally:
+            start.finish(run)
+    notes = [run.job.sanitize.note] if run.job.sanitize is not None else []
+    if watcher.state.timed_out and watcher.looks.doubt:
+        notes.append(f"A deadlock could not be proven: {watcher.looks.doubt}")
+    evidence = watcher.evidence("\n\n".join(filter(None, notes)))
+    final = [report.final_account for report in evidence.reports]
+    imported = max((account.imported for account in final if account is not None), key=len, default=())
+    start.launcher().add_preload_hints(run, imported)
+    return evidence
+
+
+def end_run(run: Run) -> None:
+    """End a run whose result is no longer needed."""
+    RankWatcher(run, Expected(), run.began).end_all()
+    start.finish(run)
+
+
+class RankWatcher:
+    """Watches the ranks of a run since the time `began`: does what its `state` says, and tells it what happens.
+
+    Without a `timeout`, ranks are not probed. `endless`: the time-out of collectives that do not end by themselves;
+    unless given, it is that of the test.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        expected: Expected,
+        began: float,
+        timeout: float | None = None,
+        endless: float | None = None,
+        records: RankRecords | None = None,
+    ):
+        self.run = run
+        self.records = records or RankRecords(run, began)
+        self.plan = self.records.plan or FaultPlan()
+        if self.records.plan is not None:
+            # Ranks that go on without a peer issue other calls than it does.
+            expected = replace(expected, faults=self.plan, may_differ=True)
+        self.expected = expected
+        self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
+        self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
+        # What NCCL says of ranks that hang.
+        self.nccl: NcclStatus | None = None
+        # When a rank has last been in the debugger.
+        self._last_pause = 0.0
+        # A fault has happened, after which the test has less time.
+        self._is_limited = False
+
+    @property
+    def pending(self) -> list[int]:
+        """The ranks in which the test still runs."""
+        return [rank for rank in self.run.alive if rank in self.state.running]
+
+    # -- until the test is over
+
+    def wait(self) -> None:
+        """Wait until no rank is pending, a grace period or the time is over, or the looks have a `finding`."""
+        # It moves on only when nothing else has happened: an end that has come in time counts, however late it is read.
+        reached = now()
+        self._on_news(reached)
+        self.take_endings()
+        while True:
+            step = self.state.step(reached)
+            if step.action is WatchAction.LOOK:
+                self._look()
+            elif step.action is not WatchAction.WAIT:
+                return
+            elif self.run.wait_for_event(self._until(step.until)):
+                if self.take_endings():
+                    self._on_news(now())
+            elif not self._was_paused():
+                self._look_at_faults()
+                reached = now()
+
+    def take_endings(self) -> bool:
+        """Take the ends of ranks since the last call. Returns whether there were any."""
+        ranks = self.records.take_new()
+        restarting = []
+        for rank in ranks:
+            report, at = self.records.report(rank), self.records.exit_of(rank).at
+            self.state.on_end(report, at)
+            if report.ending is RankEnding.FAULT and rank in self.plan.restarts and rank not in self.records.restarted:
+                restarting.append(rank)
+        self._take_exits()
+        for rank in restarting:
+            self.records.on_restart(rank)
+            self.run.restart(rank)
+            self.state.on_restart(rank)
+            # The log of its first process is not that of its calls now.
+            self.looks.give_up()
+            self.state.look_due = None
+        return bool(ranks)
+
+    def _take_exits(self) -> None:
+        for rank in self.state.alive.difference(self.run.alive):
+            self.state.on_exit(rank)
+
+    # -- faults of the test
+
+    def _until(self, until: float | None) -> float | None:
+        """The time to look at the faults, which only the logs tell as long as a rank lives."""
+        if (self.plan.within is None or self._is_limited) and not self._may_be_frozen():
+            return until
+        soon = now() + LOOK_AT_FAULTS
+        return soon if until is None else min(soon, until)
+
+    def _look_at_faults(self) -> None:
+        """Limit the time of the test after the first fault, and end ranks that nobody is left to heal."""
+        if self.plan.within is not None and not self._is_limited:
+            seen = [self.records.faults_seen(rank, self.plan) for rank in self.plan.victims]
+            moments = [happened.at for of_rank in seen for happened in of_rank.happened]
+            if moments:
+                self._is_limited = True
+                self.state.limit(min(moments) + self.plan.within)
+        if not self._may_be_frozen():
+            return
+        frozen = [rank for rank in self.pending if self.records.is_stopped_by_fault(rank)]
+        if len(frozen) == len(self.pending):
+            self._kill_frozen(frozen)
+
+    def _may_be_frozen(self) -> bool:
+        return bool(self.plan.faults and self.state.running) and self.state.running <= self.plan.stopped_for_good
+
+    def _kill_frozen(self, ranks: Sequence[int]) -> None:
+        """End ranks that a fault has stopped. They would get SIGTERM when they go on."""
+        for rank in ranks:
+            self.records.frozen.add(rank)
+            self.run.signal(signal.SIGKILL, rank)
+
+    def _on_news(self, at: float) -> None:
+        self.looks.on_news(at)
+        self.state.look_due = self.looks.due
+
+    def _was_paused(self) -> bool:
+        """Is a rank in the debugger, or was it so since the last call? Then the time begins again."""
+        if not self.run.job.terminal.path:
+            return False
+        last = terminal_turns.latest(self.run.job.directory)
+        if last <= self._last_pause:
+            return False
+        self._last_pause = last
+        self.state.on_pause(last)
+        self._on_news(last)
+        return True
+
+    def _look(self) -> None:
+        self.looks.look(self.pending, self.records.ends())
+        self.state.look_due = self.looks.due
+        if self.looks.finding is not None:
+            self.state.on_finding()
+
+    # -- the ranks that still run when the test is over
+
+    def ask_ranks_that_run(self) -> None:
+        """Take what pending ranks show: their stacks, and NCCL's own account of them."""
+        if self.state.step(now()).action is WatchAction.TAKE_STACKS:
+            self.take_stacks()
+            self.state.on_stacks()
+            self._ask_nccl()
+
+    def take_stacks(self) -> None:
+        """Take the stacks and the flight recorders of the ranks that are pending."""
+        self.run.dump(self.state.stacks_timeout, [r for r in self.pending if not self.records.is_stopped_by_fault(r)])
+
+    def _ask_nccl(self) -> None:
+        """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
+        if self.state.timed_out or self.looks.finding is not None:
+            self.nccl = ask_nccl(self.run.job.context.environ)
+
+    def end_all(self) -> None:
+        """End all ranks that are left. A rank that is pending now counts as stopped, however it ends."""
+        self.state.give_up()
+        while True:
+            self._take_exits()
+            step = self.state.step(now())
+            match step.action:
+                case WatchAction.END:
+                    self._terminate()
+                case WatchAction.KILL:
+                    self.run.signal(signal.SIGKILL)
+                    self.state.on_killed()
+                    self.run.wait_until(lambda: not self.run.alive)
+                case WatchAction.WAIT:
+                    self.run.wait_for_event(step.until)
+                case _:
+                    return
+
+    def _terminate(self) -> None:
+        began = now()
+        self._kill_frozen([rank for rank in self.pending if self.records.is_stopped_by_fault(rank)])
+        self.records.stopped.update(dict.fromkeys(self.pending, began))
+        # Some may have ended by themselves meanwhile.
+        while self.run.alive and self.run.wait_for_event(began):
+            pass
+        if self.run.alive:
+            self.run.signal(signal.SIGTERM)
+            self.state.on_terminated(now())
+
+    def evidence(self, note: str) -> RankEvidence:
+        """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
+        reports = tuple(self._with_nccl(report) for report in self.records.reports())
+        note_memory(report.account.memory for report in reports if report.account is not None)
+        return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note)
+
+    def _with_nccl(self, report: RankReport) -> RankReport:
+        if self.nccl is None:
+            return report
+        return replace(report, nccl=self.nccl.processes.get(self.run.pids[report.rank]))
