@@ -14,7 +14,7 @@ from torch_testing_ext._machine.cuda import (  # noqa: F401
     rocm_version as _get_torch_rocm_version,
 )
 from torch_testing_ext._machine.flags import LazyVal as LazyVal
-from torch_testing_ext._testing.helpers.contexts import (
+from torch_testing_ext._testing.helpers.backend_settings import (
     blas_library_context as blas_library_context,
     tf32_enabled as tf32_enabled,
     tf32_off as tf32_off,

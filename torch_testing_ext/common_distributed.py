@@ -37,15 +37,17 @@ from torch_testing_ext._testing.bases.ranked_test_case import (
     get_timeout as get_timeout,
 )
 from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
-from torch_testing_ext._testing.helpers import pytorch_helpers as _pytorch_helpers
+from torch_testing_ext._testing.helpers import stores_and_folders as _stores_and_folders
 from torch_testing_ext._testing.helpers.contexts import captured_output as captured_output
-from torch_testing_ext._testing.helpers.pytorch_helpers import (
+from torch_testing_ext._testing.helpers.stores_and_folders import (
     FILE_SCHEMA as FILE_SCHEMA,
     cleanup_temp_dir as cleanup_temp_dir,
     create_device as create_device,
     create_tcp_store as create_tcp_store,
     init_multigpu_helper as init_multigpu_helper,
     initialize_temp_directories as initialize_temp_directories,
+)
+from torch_testing_ext._testing.helpers.suite_checks import (
     simple_sparse_reduce_tests as simple_sparse_reduce_tests,
     verify_ddp_error_logged as verify_ddp_error_logged,
     with_dist_debug_levels as with_dist_debug_levels,
@@ -105,7 +107,7 @@ from torch_testing_ext._testing.marks.skips import (
     sm_is_or_higher_than as sm_is_or_higher_than,
     tp_transports as tp_transports,
 )
-from torch_testing_ext._testing.sharded.plain_models import (
+from torch_testing_ext._testing.sharded.wrapper_models import (
     SaveForwardInputsModel as SaveForwardInputsModel,
     SaveForwardInputsModule as SaveForwardInputsModule,
 )
@@ -130,7 +132,7 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "HAS_ACCELERATOR":
         return any(map(_flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
     if name == "tmp_dir":
-        return _pytorch_helpers.tmp_dir
+        return _stores_and_folders.tmp_dir
     if name == "ProcessLocalGroup":
         from torch_testing_ext._testing.bases import threaded_group
 

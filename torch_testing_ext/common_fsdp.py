@@ -14,26 +14,44 @@ from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest 
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
-from torch_testing_ext._testing.helpers.pytorch_helpers import FILE_SCHEMA as FILE_SCHEMA
+from torch_testing_ext._testing.helpers.stores_and_folders import FILE_SCHEMA as FILE_SCHEMA
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
 from torch_testing_ext._testing.marks.skips import get_cycles_per_ms as get_cycles_per_ms
-from torch_testing_ext._testing.sharded import fsdp_models as _fsdp_models
+from torch_testing_ext._testing.sharded import fsdp_devices as _fsdp_devices
+from torch_testing_ext._testing.sharded.fsdp1_models import (
+    AFTER as AFTER,
+    BEFORE as BEFORE,
+    HYBRID as HYBRID,
+    AlwaysWrapNestedWrappedModule as AlwaysWrapNestedWrappedModule,
+    DummyDDP as DummyDDP,
+    DummyProcessGroup as DummyProcessGroup,
+    FSDPInitMode as FSDPInitMode,
+    FSDPTestModel as FSDPTestModel,
+    MixtureOfExperts as MixtureOfExperts,
+    ModuleWithDelay as ModuleWithDelay,
+    NestedLinear as NestedLinear,
+    NestedWrappedModule as NestedWrappedModule,
+    NestedWrappedModuleWithDelay as NestedWrappedModuleWithDelay,
+    NonUniformReqGradNWM as NonUniformReqGradNWM,
+    SkipModel as SkipModel,
+    SkipModule as SkipModule,
+    TransformerWithSharedParams as TransformerWithSharedParams,
+)
+from torch_testing_ext._testing.sharded.fsdp2_models import (
+    MLP as MLP,
+    DoubleLinear as DoubleLinear,
+    MLPStack as MLPStack,
+)
 from torch_testing_ext._testing.sharded.fsdp_bases import (
-    AnyFunction as AnyFunction,
     FSDPTest as FSDPTest,
     FSDPTestContinuous as FSDPTestContinuous,
-    FSDPTestMixin as FSDPTestMixin,
     FSDPTestMultiThread as FSDPTestMultiThread,
-    _assert_module_states as _assert_module_states,
-    _broadcast_state_dict as _broadcast_state_dict,
-    _get_state_dict as _get_state_dict,
-    _maybe_wrap_fsdp as _maybe_wrap_fsdp,
-    _move_to_device as _move_to_device,
-    _zero_model as _zero_model,
-    check_sharded_parity as check_sharded_parity,
-    compiled_fsdp_test as compiled_fsdp_test,
     get_devtype as get_devtype,
-    get_full_params as get_full_params,
+)
+from torch_testing_ext._testing.sharded.fsdp_devices import DEVICEInitMode as DEVICEInitMode
+from torch_testing_ext._testing.sharded.fsdp_patches import (
+    AnyFunction as AnyFunction,
+    compiled_fsdp_test as compiled_fsdp_test,
     patch_all_gather as patch_all_gather,
     patch_all_reduce as patch_all_reduce,
     patch_foreach_all_gather as patch_foreach_all_gather,
@@ -44,31 +62,19 @@ from torch_testing_ext._testing.sharded.fsdp_bases import (
     patch_reshard as patch_reshard,
     patch_unshard as patch_unshard,
     reduce_scatter_with_assert as reduce_scatter_with_assert,
+)
+from torch_testing_ext._testing.sharded.fsdp_states import (
+    _assert_module_states as _assert_module_states,
+    _broadcast_state_dict as _broadcast_state_dict,
+    _get_state_dict as _get_state_dict,
+    _maybe_wrap_fsdp as _maybe_wrap_fsdp,
+    _move_to_device as _move_to_device,
+    _zero_model as _zero_model,
+    check_sharded_parity as check_sharded_parity,
+    get_full_params as get_full_params,
     subtest_name as subtest_name,
 )
-from torch_testing_ext._testing.sharded.fsdp_models import (
-    AFTER as AFTER,
-    BEFORE as BEFORE,
-    HYBRID as HYBRID,
-    MLP as MLP,
-    AlwaysWrapNestedWrappedModule as AlwaysWrapNestedWrappedModule,
-    DEVICEInitMode as DEVICEInitMode,
-    DoubleLinear as DoubleLinear,
-    DummyDDP as DummyDDP,
-    DummyProcessGroup as DummyProcessGroup,
-    FSDPInitMode as FSDPInitMode,
-    FSDPTestModel as FSDPTestModel,
-    MixtureOfExperts as MixtureOfExperts,
-    MLPStack as MLPStack,
-    ModuleWithDelay as ModuleWithDelay,
-    NestedLinear as NestedLinear,
-    NestedWrappedModule as NestedWrappedModule,
-    NestedWrappedModuleWithDelay as NestedWrappedModuleWithDelay,
-    NonUniformReqGradNWM as NonUniformReqGradNWM,
-    SkipModel as SkipModel,
-    SkipModule as SkipModule,
-    TransformerWithSharedParams as TransformerWithSharedParams,
-)
+from torch_testing_ext._testing.sharded.fsdp_training import FSDPTestMixin as FSDPTestMixin
 
 CUDAInitMode = DEVICEInitMode
 
@@ -77,7 +83,7 @@ if _typing.TYPE_CHECKING:
     DEVICE_TYPE: str
     DISTRIBUTED_BACKEND: str
 
-_share(__name__, _fsdp_models.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
+_share(__name__, _fsdp_devices.constants, "DEVICE_COUNT", "DEVICE_TYPE", "DISTRIBUTED_BACKEND")
 _FLAGS = {"TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_XPU"}
 
 

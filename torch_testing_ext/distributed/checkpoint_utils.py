@@ -2,7 +2,7 @@
 
 import typing as _typing
 
-from torch_testing_ext._testing.helpers.pytorch_helpers import (
+from torch_testing_ext._testing.helpers.checkpoint_decorators import (
     with_checkpoint_logging as with_checkpoint_logging,
     with_temp_dir as with_temp_dir,
 )
@@ -11,7 +11,7 @@ from torch_testing_ext._testing.helpers.pytorch_helpers import (
 def __getattr__(name: str) -> _typing.Any:
     """Import the names that need torch.distributed.checkpoint."""
     if name in ("Rot13Example", "get_test_extension_registry"):
-        from torch_testing_ext._testing.sharded import state_dicts
+        from torch_testing_ext._testing.sharded import rot13_extension
 
-        return getattr(state_dicts, name)
+        return getattr(rot13_extension, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

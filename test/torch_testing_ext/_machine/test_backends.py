@@ -17,7 +17,7 @@ from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._testing.bases import distributed_bases
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks.needs import needs_of
-from torch_testing_ext._testing.sharded import fsdp_models
+from torch_testing_ext._testing.sharded import fsdp_devices
 from torch_testing_ext._testing.sharded.dtensor_bases import DTensorTestBase
 
 NAMES = ("nccl", "nccl2", "nccl-legacy", "nccl-lazy", "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl2")
@@ -109,11 +109,11 @@ class TestNames(unittest.TestCase):
             test = mock.Mock(rank=1, world_size=2, init_method="file:///x")
             with (
                 two_devices() as done,
-                mock.patch.object(fsdp_models, "compute_device", lambda rank: torch.device("cuda", rank)),
-                mock.patch.object(fsdp_models, "backend_for", lambda size, name=name: name),
-                mock.patch.object(fsdp_models.dist, "destroy_process_group", lambda: None),
+                mock.patch.object(fsdp_devices, "compute_device", lambda rank: torch.device("cuda", rank)),
+                mock.patch.object(fsdp_devices, "backend_for", lambda size, name=name: name),
+                mock.patch.object(fsdp_devices.dist, "destroy_process_group", lambda: None),
             ):
-                fsdp_models.run_in_group(test, "test_it", None, fake=False)
+                fsdp_devices.run_in_group(test, "test_it", None, fake=False)
             self.assertEqual([("device", 1), ("group", name, None)], done)
 
     def test_sharded_tensor(self):

@@ -20,7 +20,7 @@ from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks import needs
-from torch_testing_ext._testing.sharded import dtensor_bases
+from torch_testing_ext._testing.sharded import dtensor_devices
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
 from torch_testing_ext.launch.aspects.devices import variables_of
 from torch_testing_ext.runner.options import Options
@@ -142,9 +142,9 @@ class TestNeeds(unittest.TestCase):
 
     @with_accelerators(2)
     def test_bases(self):
-        self.assertEqual(dtensor_bases.num_devices(), 2)
-        self.assertEqual(dtensor_bases.device_type_for(2), KIND)
-        self.assertEqual(dtensor_bases.device_type_for(4), "cpu")
+        self.assertEqual(dtensor_devices.num_devices(), 2)
+        self.assertEqual(dtensor_devices.device_type_for(2), KIND)
+        self.assertEqual(dtensor_devices.device_type_for(4), "cpu")
         self.assertEqual(shared_devices.backend_of(KIND, 2), BACKEND)
         self.assertEqual(DistributedTestBase.backend(mock.Mock(world_size=2), f"{KIND}:1"), BACKEND)
 

@@ -1,4 +1,4 @@
-"""What a check of the sanitizer has seen in one rank, as a finding."""
+"""Findings of the sanitizer about one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a world have done.
+"""The calls of the ranks of a world.
 
 Ranks that have done the same are of one class, and share their calls.
 """

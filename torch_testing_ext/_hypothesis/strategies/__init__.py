@@ -1,6 +1,8 @@
-"""Strategies for programs of several ranks, which `hypothesis_utils` offers to tests.
+"""Strategies for programs of several ranks.
 
-world_strategies      values for each rank, device meshes, partitions of the ranks into groups
-tensor_strategies     shapes, dtypes, tensors
-placement_strategies  placements, DTensors
+`hypothesis_utils` offers them to tests.
+
+    world_strategies      values for each rank, device meshes, partitions of the ranks into groups
+    tensor_strategies     shapes, dtypes, tensors
+    placement_strategies  placements, DTensors
 """

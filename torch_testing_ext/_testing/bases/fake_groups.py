@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_testing_ext._testing.helpers.contexts import within
-from torch_testing_ext._torch.groups import fake_groups
+from torch_testing_ext._torch.groups import dataless_groups
 
 _ProcessGroup: Any = dist.ProcessGroup
 _HashStore: Any = dist.HashStore  # type: ignore[attr-defined, unused-ignore]  # from C++
@@ -63,7 +63,7 @@ def with_fake_comms(func: Any = None, rank: int = 0, world_size: int = 2) -> Any
     return decorate if func is None else decorate(func)
 
 
-FakeProcessGroup = fake_groups.fake_process_group()
+FakeProcessGroup = dataless_groups.fake_process_group()
 _Store: Any = dist.Store  # type: ignore[attr-defined, unused-ignore]  # missing in the stubs of some versions
 
 
@@ -71,4 +71,4 @@ class FakeStore(_Store):  # type: ignore[misc, unused-ignore]
     """A store that keeps nothing, for `init_process_group(backend="fake", store=FakeStore(), ...)`."""
 
 
-fake_groups.register_fake_backend()
+dataless_groups.register_fake_backend()

@@ -39,7 +39,7 @@ from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._torch import imported_garbage, torch_frames
-from torch_testing_ext._torch.groups import fake_groups, watched_groups
+from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits, works
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
@@ -459,7 +459,7 @@ class _RankInWorld:
     def _make_groups_fake(self) -> None:
         """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
         init = dist.init_process_group
-        fake_groups.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
+        dataless_groups.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
 
         @functools.wraps(init)
         def have(*args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torch_testing_ext._testing.helpers.pytorch_helpers import wrapSwapTensorsTest
+from torch_testing_ext._testing.helpers.function_runs import wrapSwapTensorsTest
 
 # Keeps these frames out of unittest's tracebacks.
 __unittest = True

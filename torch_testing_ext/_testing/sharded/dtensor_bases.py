@@ -1,4 +1,4 @@
-"""The bases of DTensor tests; importing it imports no DTensor."""
+"""The bases of DTensor tests, with fresh ranks, persistent ranks or threads; and `with_comms`."""
 
 import functools
 import importlib
@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.device_rules import names_in
-from torch_testing_ext._machine.flags import ComputedNames
 from torch_testing_ext._testing.bases import rank_life, shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
@@ -20,55 +19,15 @@ from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.needs import Skipped, skip_if_lt_x_gpu, too_few_devices
-from torch_testing_ext._torch.groups import fake_groups
+from torch_testing_ext._torch.groups import dataless_groups
 from torch_testing_ext.launch.aspects import devices
 
-# --------------------------------------------------------------------------------------------------------------------
-# The devices and the number of ranks of DTensor tests. A test file may set the constants in the mirror.
-
-DEFAULT_RANKS = 4
-
-
-def _type() -> str:
-    return accelerators.accelerator_type() or "cpu"
-
-
-# As in PyTorch, setting one does not change the others.
-constants: Any = ComputedNames(
-    # Tests replace the function.
-    DEVICE_COUNT=lambda: accelerators.device_count(),
-    DEVICE_TYPE=_type,
-    NUM_DEVICES=lambda: min(count, DEFAULT_RANKS) if (count := accelerators.most_ranks()) > 1 else DEFAULT_RANKS,
-    PG_BACKEND=lambda: dist.get_default_backend_for_device(_type()),
-)
-
-
-def num_devices() -> int:
-    """Return the default number of ranks: one for each accelerator, at most 4; with fewer than 2, 4 on the CPU."""
-    return int(constants.NUM_DEVICES)
-
-
-def device_type() -> str:
-    return str(constants.DEVICE_TYPE)
-
-
-def device_type_for(world_size: int) -> str:
-    most = constants.DEVICE_COUNT * device_rules.ranks_per_device()
-    enough = accelerators.device_count() > 0 and world_size <= most
-    return device_type() if enough else "cpu"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The bases of DTensor tests, with fresh ranks, persistent ranks or threads; and `with_comms`.
+from .dtensor_devices import device_type, device_type_for, num_devices
 
 # Keeps these frames out of tracebacks.
 __unittest = True
-
 F = TypeVar("F", bound=Callable[..., Any])
 TestFunc = Callable[..., object]
-
-
-# -- decorators
 
 
 def skip_unless_torch_gpu(method: F) -> F:
@@ -116,9 +75,6 @@ def _destroy_after_error() -> None:
         rank_life.leave_process_group(fast=False)
 
 
-# -- bases
-
-
 class DTensorTestMixin:
     """The interface of all bases for tests of DTensor, whether their ranks are processes or simulated."""
 
@@ -146,15 +102,15 @@ class DTensorTestMixin:
 
     def _test_op(self, mesh: DeviceMesh, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Assert that `op_call` returns the same result for its tensors and for all their placements on `mesh`."""
-        from . import dtensor_checks
+        from . import dtensor_converter
 
-        dtensor_checks.check_all_placements(self, mesh, op_call, args, kwargs)
+        dtensor_converter.check_all_placements(self, mesh, op_call, args, kwargs)
 
     def _test_op_on_dtensor(self, op_call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Assert that `op_call` returns the same result for these DTensors and for the full tensors."""
-        from . import dtensor_checks
+        from . import dtensor_converter
 
-        dtensor_checks.check_dtensors(self, op_call, args, kwargs)
+        dtensor_converter.check_dtensors(self, op_call, args, kwargs)
 
 
 class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
@@ -254,7 +210,7 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
 def _check_known(backend: str) -> None:
     for name in names_in(backend):
         if name == "fake":
-            fake_groups.register_fake_backend()
+            dataless_groups.register_fake_backend()
         # torch registers some of its backends when it is asked for them.
         if not dist.is_backend_available(name) and name not in dist.Backend.backend_list:
             known = ", ".join(sorted(set(dist.Backend.backend_list) - {"undefined"}))

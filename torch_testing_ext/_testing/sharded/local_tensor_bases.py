@@ -14,10 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_testing_ext._testing.bases.continuous import UNSET
 from torch_testing_ext._torch import compiler_state
-from torch_testing_ext._torch.groups import fake_groups
+from torch_testing_ext._torch.groups import dataless_groups
 from torch_testing_ext._torch.tensors import dtensor_parts
 
-from .dtensor_bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase, num_devices
+from .dtensor_bases import DTensorContinuousTestBase, DTensorOpTestBase, DTensorTestBase
+from .dtensor_devices import num_devices
 
 
 class _SimulatedRanks:
@@ -90,7 +91,7 @@ class _GroupPerTest:
 
 
 def _init_fake_group(world_size: int) -> None:
-    fake_groups.register_fake_backend()
+    dataless_groups.register_fake_backend()
     dist.init_process_group("fake", rank=0, world_size=world_size)
 
 

@@ -1,7 +1,9 @@
 """Accelerators in torch: which there are, and whether this process uses them.
 
-accelerator_state      which there are, and whether one is initialised
-build_options          the options with which torch was built
-cuda_state             CUDA's memory, libraries and device numbers
-first_accelerator_use  the line that first used one
+Others may take each of the modules. `first_accelerator_use` acts when it is imported.
+
+    accelerator_state      which there are, and whether one is initialised
+    build_options          the options with which torch was built
+    cuda_state             CUDA's memory, libraries and device numbers
+    first_accelerator_use  the line that first used one
 """

@@ -1,12 +1,14 @@
 """Process groups in torch: which a process has made, what they record, and how they fail.
 
-process_groups     questions about groups, and what leaving them needs
-made_groups        the log of the groups of this process
-watched_groups     the watch that writes it
-flight_recorder    torch's record of collectives
-gloo_messages      our record of gloo's sends and receives
-collective_errors  errors of collectives
-error_texts        texts of errors that say why
-fake_groups        groups that do not communicate
-thread_worlds      a world of groups for each thread
+Others may take each of the modules.
+
+    process_groups     questions about groups, and what leaving them needs
+    made_groups        the log of the groups of this process
+    watched_groups     the watch that writes it
+    flight_recorder    torch's record of collectives
+    gloo_messages      our record of gloo's sends and receives
+    collective_errors  errors of collectives
+    error_texts        texts of errors that say why
+    dataless_groups    groups that do not communicate
+    thread_worlds      a world of groups for each thread
 """

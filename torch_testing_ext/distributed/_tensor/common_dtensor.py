@@ -21,7 +21,7 @@ from torch_testing_ext._testing.marks.needs import (
     TEST_SKIPS as TEST_SKIPS,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
 )
-from torch_testing_ext._testing.sharded import dtensor_bases as _dtensor_bases
+from torch_testing_ext._testing.sharded import dtensor_devices as _dtensor_devices
 from torch_testing_ext._testing.sharded.dtensor_bases import (
     DTensorContinuousTestBase as DTensorContinuousTestBase,
     DTensorOpTestBase as DTensorOpTestBase,
@@ -34,55 +34,63 @@ from torch_testing_ext._testing.sharded.dtensor_bases import (
 
 if _typing.TYPE_CHECKING:
     from torch_testing_ext._testing.bases.fake_groups import FakeStore as FakeStore
-    from torch_testing_ext._testing.sharded.dtensor_checks import (
+    from torch_testing_ext._testing.sharded.dtensor_converter import (
         DTensorConverter as DTensorConverter,
-        ShardOrder as ShardOrder,
         check_all_placements as check_all_placements,
         check_dtensors as check_dtensors,
-        generate_shard_orders as generate_shard_orders,
-        make_full_tensor as make_full_tensor,
-        op_strategy_context as op_strategy_context,
-        patched_distribute_tensor as patched_distribute_tensor,
-        redistribute as redistribute,
-        shard_order_to_placement as shard_order_to_placement,
-        validate_sharding_rule_sample as validate_sharding_rule_sample,
-        validate_sharding_rule_sample_backward as validate_sharding_rule_sample_backward,
     )
-    from torch_testing_ext._testing.sharded.local_tensor_bases import *
-    from torch_testing_ext._testing.sharded.plain_models import (
-        InOrder as InOrder,
-        MLPModule as MLPModule,
-        MLPStacked as MLPStacked,
-        RMSNormPython as RMSNormPython,
-    )
-    from torch_testing_ext._testing.sharded.transformer import (
+    from torch_testing_ext._testing.sharded.experts import (
         SHARDED as SHARDED,
-        Attention as Attention,
         ExpertLayer as ExpertLayer,
         ExpertParallel as ExpertParallel,
         ExpertParallelWithTP as ExpertParallelWithTP,
         Experts as Experts,
+        TensorParallelForExpert as TensorParallelForExpert,
+    )
+    from torch_testing_ext._testing.sharded.layer_models import (
+        MLPModule as MLPModule,
+        MLPStacked as MLPStacked,
+        RMSNormPython as RMSNormPython,
+    )
+    from torch_testing_ext._testing.sharded.local_tensor_bases import *
+    from torch_testing_ext._testing.sharded.shard_orders import (
+        ShardOrder as ShardOrder,
+        generate_shard_orders as generate_shard_orders,
+        make_full_tensor as make_full_tensor,
+        patched_distribute_tensor as patched_distribute_tensor,
+        redistribute as redistribute,
+        shard_order_to_placement as shard_order_to_placement,
+    )
+    from torch_testing_ext._testing.sharded.sharding_rule_checks import (
+        op_strategy_context as op_strategy_context,
+        validate_sharding_rule_sample as validate_sharding_rule_sample,
+        validate_sharding_rule_sample_backward as validate_sharding_rule_sample_backward,
+    )
+    from torch_testing_ext._testing.sharded.transformer import (
+        Attention as Attention,
         FeedForward as FeedForward,
         ModelArgs as ModelArgs,
-        TensorParallelForExpert as TensorParallelForExpert,
         Transformer as Transformer,
         TransformerBlock as TransformerBlock,
     )
+    from torch_testing_ext._testing.sharded.wrapper_models import InOrder as InOrder
 
     DEVICE_COUNT: int
     DEVICE_TYPE: str
     NUM_DEVICES: int
     PG_BACKEND: str
 
-# Names to import at their first use, by the module of `_dtensor/` that defines them.
+# Names to import at their first use, by the module of `_testing/sharded/` that defines them.
 _LAZY = {
-    "dtensor_checks": (
-        "DTensorConverter",
+    "dtensor_converter": ("DTensorConverter",),
+    "shard_orders": (
         "generate_shard_orders",
         "make_full_tensor",
         "patched_distribute_tensor",
         "redistribute",
         "shard_order_to_placement",
+    ),
+    "sharding_rule_checks": (
         "op_strategy_context",
         "validate_sharding_rule_sample",
         "validate_sharding_rule_sample_backward",
@@ -97,17 +105,19 @@ _LAZY = {
         "map_local_tensor_for_rank",
         "reduce_local_int",
     ),
-    "plain_models": (
+    "layer_models": (
         "MLPModule",
         "MLPStacked",
         "RMSNormPython",
     ),
-    "transformer": (
+    "experts": (
         "ExpertLayer",
         "ExpertParallel",
         "ExpertParallelWithTP",
         "Experts",
         "TensorParallelForExpert",
+    ),
+    "transformer": (
         "Attention",
         "FeedForward",
         "ModelArgs",
@@ -117,7 +127,7 @@ _LAZY = {
 }
 _MODULE_OF = {name: f"torch_testing_ext._testing.sharded.{module}" for module, names in _LAZY.items() for name in names}
 _DEVICE_FACTS = ("DEVICE_COUNT", "DEVICE_TYPE", "NUM_DEVICES", "PG_BACKEND")
-_share(__name__, _dtensor_bases.constants, *_DEVICE_FACTS)
+_share(__name__, _dtensor_devices.constants, *_DEVICE_FACTS)
 _FLAGS = ("TEST_CUDA", "TEST_HPU", "TEST_PRIVATEUSE1", "TEST_WITH_ROCM", "TEST_XPU")
 
 __all__ = [name for name in globals() if not name.startswith("_")] + list(_MODULE_OF) + list(_DEVICE_FACTS)

@@ -16,7 +16,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks.needs import Skipped
-from torch_testing_ext._testing.sharded import dtensor_bases, fsdp_models
+from torch_testing_ext._testing.sharded import dtensor_devices, fsdp_devices
 from torch_testing_ext._torch.devices import cuda_state
 from torch_testing_ext.common_distributed import (
     DistributedTestBase,
@@ -188,16 +188,16 @@ class BasesTest(OneGpuCase):
         self.assertEqual(FsdpContinuous.backend_str(), "gloo")
         with mock.patch.object(torch, "get_device_module", lambda kind: mock.Mock(device_count=lambda: 1)):
             self.assertEqual(Continuous._get_world_size("cuda"), 3)
-        self.assertEqual(dtensor_bases.num_devices(), 4)
-        self.assertEqual(dtensor_bases.device_type_for(4), "cuda")
-        self.assertEqual(dtensor_bases.device_type_for(5), "cpu")
-        self.assertEqual(fsdp_models.backend_for(4), "gloo")
-        self.assertEqual(fsdp_models.compute_device(3), torch.device("cuda", 0))
+        self.assertEqual(dtensor_devices.num_devices(), 4)
+        self.assertEqual(dtensor_devices.device_type_for(4), "cuda")
+        self.assertEqual(dtensor_devices.device_type_for(5), "cpu")
+        self.assertEqual(fsdp_devices.backend_for(4), "gloo")
+        self.assertEqual(fsdp_devices.compute_device(3), torch.device("cuda", 0))
         self.assertEqual(init_multigpu_helper(4, "nccl"), {rank: [0] for rank in range(4)})
 
     def test_nccl_where_it_allows_that(self):
         self.use(*one_gpu(4, nccl=(2, 30, 7)))
-        self.assertEqual(fsdp_models.backend_for(4), "nccl")
+        self.assertEqual(fsdp_devices.backend_for(4), "nccl")
         shared_devices.check_backend("nccl", 4)
 
     def test_a_test_of_nccl_skips_where_it_does_not(self):

@@ -15,7 +15,7 @@ from kit.outcomes import outcome_of
 from kit.ranks import Ranks, ranks_told
 
 from torch_testing_ext import common_distributed as cd
-from torch_testing_ext._testing.helpers import pytorch_helpers
+from torch_testing_ext._testing.helpers import stores_and_folders
 from torch_testing_ext.common_utils import TestCase, find_free_port, run_tests
 from torch_testing_ext.distributed import fake_pg
 
@@ -36,7 +36,7 @@ class TestTcpStore(TestCase):
             taken.bind(("", 0))
             taken.listen()
             ports = [taken.getsockname()[1], find_free_port()]
-            with mock.patch.object(pytorch_helpers, "find_free_port", side_effect=ports):
+            with mock.patch.object(stores_and_folders, "find_free_port", side_effect=ports):
                 self.assertEqual(cd.create_tcp_store().port, ports[1])
 
     def test_options(self):
@@ -188,9 +188,9 @@ class TestFakeGroup(TestCase):
         dist.all_reduce(torch.ones(1), group=group)
 
     def test_registering_it_again(self):
-        from torch_testing_ext._torch.groups import fake_groups
+        from torch_testing_ext._torch.groups import dataless_groups
 
-        fake_groups.register_fake_backend()
+        dataless_groups.register_fake_backend()
         self.start(rank=0, world_size=2)
 
 

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from torch_testing_ext._process import system
-from torch_testing_ext._torch.groups.fake_groups import options_of_alike_ranks
+from torch_testing_ext._torch.groups.dataless_groups import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.ranks import spawn

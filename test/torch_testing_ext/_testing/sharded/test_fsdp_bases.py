@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._testing.sharded import fsdp_models
+from torch_testing_ext._testing.sharded import fsdp_devices
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTestContinuous, FSDPTestMixin, FSDPTestMultiThread
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -54,8 +54,8 @@ class TestContinuous(TestCase):
     def setUp(self) -> None:
         super().setUp()
         self.addCleanup(InPersistentRanks.tearDownClass)
-        fsdp_models.use_device_type("cpu")
-        self.addCleanup(fsdp_models.use_device_type, None)
+        fsdp_devices.use_device_type("cpu")
+        self.addCleanup(fsdp_devices.use_device_type, None)
 
     def test_passes(self) -> None:
         self.assertEqual(outcome(InPersistentRanks, "has_a_group"), "passed")
@@ -76,7 +76,7 @@ class TestThreads(TestCase):
         self.assertRegex(outcome(InThreads, "fails"), "rank 1 of 2 failed")
 
     def test_one_thread_per_device(self) -> None:
-        with mock.patch.object(fsdp_models, "device_count", return_value=7):
+        with mock.patch.object(fsdp_devices, "device_count", return_value=7):
             self.assertEqual(FSDPTestMultiThread().world_size, 7)
 
 
