@@ -1,4 +1,4 @@
-"""The options of a run: command line, its help, the configuration and the command to run again follow from them."""
+"""All options of a run: the command line, its help, the configuration and the command to run again follow from them."""
 
 from __future__ import annotations
 

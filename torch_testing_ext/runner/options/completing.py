@@ -1,4 +1,4 @@
-"""What follows from options, and which of them contradict each other."""
+"""The consequences of options, and the contradictions between them."""
 
 from __future__ import annotations
 
