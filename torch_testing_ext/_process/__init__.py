@@ -1,4 +1,5 @@
-"""The basics of every process that we start: signals, messages, the event loop, files, the user's shell, its end.
+"""The basics of every process that we start; each module is named after its subject.
 
-It knows nothing of tests, ranks or accelerators, and imports nothing of this package.
+It imports nothing of this package and no test framework. Three modules know of tests and ranks, since every room needs
+them without the rest: `notes`, `launcher_variables` and `kept_failures`; `fork_safety` knows whose threads do no harm.
 """

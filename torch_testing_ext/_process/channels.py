@@ -14,7 +14,7 @@ from .messages import LineBuffer, by_name, from_json, to_line
 
 Received = TypeVar("Received")
 
-_CHUNK = 1 << 16
+_BYTES_AT_ONCE = 1 << 16
 _FD_SIZE = array.array("i").itemsize
 # Linux sends no more in a message (SCM_MAX_FD); the receiver loses those for which it has no room.
 _MOST_FDS = 253
@@ -73,7 +73,7 @@ class Channel(Generic[Received]):
         """Receive data with these flags; return the messages that are complete."""
         try:
             # Not socket.recv_fds: it ignores its flags and would wait.
-            data, ancillary, _, _ = self._socket.recvmsg(_CHUNK, _ANCILLARY_SIZE, flags)
+            data, ancillary, _, _ = self._socket.recvmsg(_BYTES_AT_ONCE, _ANCILLARY_SIZE, flags)
         except ConnectionResetError:
             data, ancillary = b"", []
         for level, kind, content in ancillary:

@@ -14,7 +14,7 @@ from .signals import SignalReader, unblock
 # Not epoll: a forked child would share it with its parent.
 _Selector = selectors.PollSelector
 # Seconds of one wait: poll takes milliseconds of 31 bits.
-_LONGEST = 1e6
+_LONGEST_WAIT = 1e6
 
 
 class Timer:
@@ -107,7 +107,7 @@ class EventLoop:
         if not moments:
             return None
         seconds = min(moments) - self.clock()
-        return min(max(0.0, seconds), _LONGEST)
+        return min(max(0.0, seconds), _LONGEST_WAIT)
 
     def _call_due_timers(self) -> bool:
         now = self.clock()

@@ -22,9 +22,9 @@ LISTED, SEARCHED = "*", "?"
 _LARGE = 1 << 22
 _YOUNG = 10.0
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/", "/__pycache__/")
+_FOLDERS_OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/", "/__pycache__/")
 _NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
-_OURS = "from torch_testing_ext._machine."
+_OUR_PROGRAMS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
 # Modules by which multiprocessing starts interpreters: it has no event for that.
@@ -114,7 +114,7 @@ class FileReads:
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
         text = repr((program, arguments))
         # These programs read nothing, or have a hook of their own.
-        ours = (_OURS, *interpreters.RUN_FIRST)
+        ours = (_OUR_PROGRAMS, *interpreters.RUN_FIRST)
         if any(code in text for code in ours):
             return
         if isinstance(program, bytes):
@@ -226,4 +226,4 @@ def _counts(path: str) -> bool:
     path = f"{path.rstrip(LISTED + SEARCHED)}/"
     if path.startswith(_NOT_COUNTED):
         return False
-    return not any(part in path for part in (*_INSTALLED, *_OF_TOOLS))
+    return not any(part in path for part in (*_INSTALLED, *_FOLDERS_OF_TOOLS))

@@ -12,7 +12,7 @@ from .files import write_atomically
 
 CACHE = ".torch_testing_ext"
 _FOLDER = "failures"
-_MOST = 100  # the newest
+_MOST_KEPT = 100  # the newest
 
 
 def keep_report(test: str, account: str) -> None:
@@ -23,7 +23,7 @@ def keep_report(test: str, account: str) -> None:
         make_cache_folder(folder.parent)
         name = f"{safe}.{hashlib.sha1(test.encode(errors='replace')).hexdigest()[:8]}.txt"
         write_atomically(folder / name, f"{test}\n\n{account}\n")
-        for old in sorted(folder.glob("*.txt"), key=_age, reverse=True)[_MOST:]:
+        for old in sorted(folder.glob("*.txt"), key=_age, reverse=True)[_MOST_KEPT:]:
             old.unlink(missing_ok=True)
 
 

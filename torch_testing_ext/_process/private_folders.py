@@ -24,7 +24,7 @@ LOCK = ".in-use"
 # The address of a Unix socket may be this long on every platform.
 _LONGEST_ADDRESS = 100
 # Seconds after which an empty folder without a lock is one of a process that was killed.
-STALE = 3600.0
+STALE_FOLDER_AGE = 3600.0
 
 
 class UnsafeFolder(Exception):
@@ -110,7 +110,7 @@ def _remove_unless_used(folder: Path) -> bool:
         if not _is_own_folder(status):
             return False
         if not (folder / LOCK).exists():
-            if time.time() - status.st_mtime > STALE:
+            if time.time() - status.st_mtime > STALE_FOLDER_AGE:
                 # An error unless it is empty.
                 folder.rmdir()
             return not folder.exists()

@@ -19,13 +19,13 @@ from .model import (
 )
 
 # A repository on a slow file system does not delay the run for longer.
-GIT_TIMEOUT = 5.0
+COMMIT_TIMEOUT = 5.0
 
 
 class CommitQuery:
     """Asks git for the commit of a folder, while the run prepares: `with CommitQuery(root) as query: ...`."""
 
-    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = GIT_TIMEOUT):
+    def __init__(self, root: Path, environ: Mapping[str, str] = os.environ, timeout: float = COMMIT_TIMEOUT):
         self._root = root
         self._timeout = timeout
         # A git command that the user runs meanwhile has priority.

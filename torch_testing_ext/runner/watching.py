@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch_testing_ext.runner.report.watch_page import WatchPage
 
 
-POLL = 0.1
+LOOK_AT_FILES = 0.1
 # A save may be several changes.
 SETTLE = 0.02
 # Runs a function as the command line does, and returns the exit code.
@@ -127,7 +127,7 @@ class Watcher:
 
     def _step(self) -> None:
         listened = [source for source in (self._terminal, self._events) if source is not None]
-        ready, _, _ = select.select(listened, [], [], POLL)
+        ready, _, _ = select.select(listened, [], [], LOOK_AT_FILES)
         if self._terminal is not None and self._terminal in ready:
             self._press(os.read(self._terminal, 64))
         if self._events is not None and self._events in ready:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from torch_testing_ext._machine.machine_resources import MachineMemory
 from torch_testing_ext._process import sessions, signals, system
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
@@ -30,11 +31,11 @@ from torch_testing_ext.runner.scheduling.inventory import Inventory, make_invent
 
 from . import agent_messages
 from .json_lines import MessageReader, MessageWriter, NotAMessage
-from .node_environment import LOGS, facts_of_machine, undo_worker
+from .node_environment import facts_of_machine, undo_worker
 from .node_memory import MemoryWatch, most_share
 from .project_changes import ProjectWatch
 
-STREAM_INTERVAL = 0.05
+AGENT_STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the preloaded server, which may be importing torch, has before it is killed.
 # Others may get the node.
 AGENT_QUIT_TIMEOUT = 0.5
@@ -111,7 +112,7 @@ class Agent(UnitListener):
     def _copy_output(self) -> None:
         for running in tuple(self._running.values()):
             self._copy_output_of(running)
-        self.files.loop.after(STREAM_INTERVAL, self._copy_output)
+        self.files.loop.after(AGENT_STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
         if not self.prepare.options.stream:

@@ -30,7 +30,7 @@ from .held_node import HELD_NODE_END_TIMEOUT, OF_NODES, Ground, HeldNode, Projec
 from .node_choice import HeldState, Room, SeenNode, choose_nodes
 
 # Seconds between two looks at the nodes of the cluster.
-POLL = 1.0
+LOOK_AT_RAY = 1.0
 PROBE_TIMEOUT = 5.0
 CLEAN_TIMEOUT = 60.0
 # A reservation that is pending then lost a race for its resources.
@@ -104,7 +104,7 @@ class Bridge:
         """Work until the runner closes the channel."""
         while True:
             self.look()
-            until = time.monotonic() + POLL
+            until = time.monotonic() + LOOK_AT_RAY
             while wait_readable(self._channel, until):
                 try:
                     messages = self._channel.receive()

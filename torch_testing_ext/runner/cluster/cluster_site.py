@@ -16,6 +16,7 @@ from typing import Any
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import locked_folder
+from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.engine.engine import Engine
@@ -34,7 +35,7 @@ from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, Run
 from .bridge_messages import Connect
 from .cluster_nodes import ClusterNodes, NodeLauncher
 from .node_choice import Wish
-from .node_environment import LOGS, environment_for_nodes, notes_on_environment
+from .node_environment import environment_for_nodes, notes_on_environment
 from .project_changes import ComingBack
 from .ray_actor import digest_of
 from .ray_launcher import RayLauncher

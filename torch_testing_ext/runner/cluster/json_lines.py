@@ -13,7 +13,7 @@ from torch_testing_ext._process import messages
 
 Received = TypeVar("Received")
 
-_CHUNK = 1 << 18
+_LINES_AT_ONCE = 1 << 18
 # Seconds that a message which is not urgent waits for others.
 _LINGER = 0.05
 # Characters of a line that is no message.
@@ -59,7 +59,7 @@ class MessageReader(Generic[Received]):
     def receive(self) -> list[Received]:
         """Wait for data and return the messages that are complete. Raises EOFError at the end, and NotAMessage."""
         try:
-            data = os.read(self._fd, _CHUNK)
+            data = os.read(self._fd, _LINES_AT_ONCE)
         except (ConnectionResetError, BrokenPipeError):
             data = b""
         if not data:

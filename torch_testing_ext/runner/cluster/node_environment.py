@@ -16,7 +16,6 @@ from pathlib import Path
 import torch_testing_ext
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, all_masks
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, RUNNER_PREFIX
-from torch_testing_ext._process.setting_names import PREFIX
 
 from .agent_messages import NodeFacts
 from .ray_actor import digest_of
@@ -32,7 +31,6 @@ _PREFIXES_OF_MACHINE = (
     *("RAY_", "SLURM_", "SSH_", "XDG_", "DBUS_", "CONDA_", "KUBERNETES_", "LC_", "LESS", "PYENV_", "SUDO_"),
 )
 
-LOGS = PREFIX + "LOGS"
 # The runner decides for the nodes.
 _OF_RUN = (LEASED, LEASE_FOLDER, RUNNER_PREFIX)
 # Not UTF-8: an environment may hold any.

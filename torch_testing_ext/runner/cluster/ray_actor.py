@@ -30,14 +30,14 @@ OF_WORKER = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 # Seconds without a poll.
 LEASE = 15.0
 START_TIMEOUT = 1800.0
-END_TIMEOUT = 2.0
+AGENT_END_TIMEOUT = 2.0
 CHUNK = 1 << 20
 # Projects on a node.
 MOST_KEPT = 4
 # Seconds after which a project that no run has used is removed.
 EXPIRY = 7 * 86400.0
 # Seconds after which a project that is still being written will never be complete.
-STALE = 3600.0
+STALE_PROJECT_AGE = 3600.0
 BASE = "torch_testing_ext-nodes-"
 RUN = "run"
 # The folder's prefix if the shared place has none that can be used.
@@ -216,7 +216,7 @@ class AgentActor:
     def how_it_ended(self) -> str:
         assert self._process is not None
         try:
-            code = self._process.wait(END_TIMEOUT)
+            code = self._process.wait(AGENT_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             return "its agent closed the connection"
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
@@ -228,14 +228,14 @@ class AgentActor:
     def stop(self) -> None:
         """End the agent, and with it everything below it, and remove the folder."""
         self.send(b"")
-        self._end_supervisor(END_TIMEOUT)
+        self._end_supervisor(AGENT_END_TIMEOUT)
 
     def _end_supervisor(self, by_itself: float) -> None:
         """SIGKILL would end the supervisor alone: it is for one that does not answer."""
         process = self._process
         if process is None:
             return
-        for seconds, end in ((by_itself, process.terminate), (END_TIMEOUT, process.kill)):
+        for seconds, end in ((by_itself, process.terminate), (AGENT_END_TIMEOUT, process.kill)):
             try:
                 process.wait(seconds)
                 return
@@ -318,7 +318,7 @@ def forget_archives(base: str, most: int, seconds: float = float("inf")) -> list
         if now - _last_use(path) > seconds:
             forgotten.append(path)
     for path in glob.glob(os.path.join(base, "unfinished*")):
-        if now - _last_use(path) > STALE:
+        if now - _last_use(path) > STALE_PROJECT_AGE:
             forgotten.append(path)
     for path in forgotten:
         _remove(path)

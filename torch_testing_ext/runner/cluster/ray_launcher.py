@@ -25,11 +25,11 @@ from .cluster_nodes import ClusterNodes, NodeLauncher
 from .remote_node import JoiningNode
 
 BRIDGE = ("-m", "torch_testing_ext.runner.cluster.bridge")
-IMPORT_TIMEOUT = 60.0
+RAY_IMPORT_TIMEOUT = 60.0
 # The time to connect begins with the bridge; at least LEAST_CONNECT_TIMEOUT of it is left when ray is imported.
 CONNECT_TIMEOUT = 9.0
 LEAST_CONNECT_TIMEOUT = 7.0
-END_TIMEOUT = 10.0
+BRIDGE_END_TIMEOUT = 10.0
 # The time in which the bridge ends after a connection to it has ended.
 EXIT_TIMEOUT = 2.0
 # The bridge, which may be in a call of Ray, ends in 1.5 s.
@@ -100,7 +100,7 @@ class RayLauncher(NodeLauncher):
                 env=_environment(os.environ),
                 start_new_session=True,
             )
-        self._expect(BridgeState.IMPORTS, "importing ray", IMPORT_TIMEOUT)
+        self._expect(BridgeState.IMPORTS, "importing ray", RAY_IMPORT_TIMEOUT)
         loop.listen(self._channel, self._receive)
         self._channel.send(self.request)
 
@@ -207,7 +207,7 @@ class RayLauncher(NodeLauncher):
         if process is None:
             return
         # Until it is connected it holds nothing.
-        by_itself = END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
+        by_itself = BRIDGE_END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
         ends.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 
 

@@ -21,7 +21,7 @@ MOMENT = 946_684_800
 IGNORED = "git ignores it"
 _COMPILED = (".so", ".pyd", ".dylib")
 # Files that tools can make again.
-_OF_TOOLS = ("*.pyc", "*_cache", "*.egg-info")
+_FILES_OF_TOOLS = ("*.pyc", "*_cache", "*.egg-info")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Shipment:
         ignored = []
         others = []
         for name, why in self.left_out.items():
-            if any(PurePosixPath(name).match(pattern) for pattern in _OF_TOOLS):
+            if any(PurePosixPath(name).match(pattern) for pattern in _FILES_OF_TOOLS):
                 continue
             if name.endswith(_COMPILED):
                 compiled.append(name)

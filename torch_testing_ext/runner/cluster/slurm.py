@@ -31,7 +31,7 @@ from .node_environment import withheld_variables
 from .remote_node import JoiningNode
 
 SLURM = "slurm"
-PROGRAMS = ("scontrol", "srun")
+SLURM_PROGRAMS = ("scontrol", "srun")
 # What srun reads for a step, and what is for the steps of a user, not for ours: SLURM_LABELIO puts a number before each
 # line, SLURM_STDINMODE and the like take the stream away, SLURM_GPUS counts those of all nodes.
 _OF_OTHER_STEPS = {
@@ -47,7 +47,7 @@ SALLOC_TIMEOUT = 5.0
 KILL_TIMEOUT = 2.0
 # The time for a question to the controller, during which the run does nothing else.
 ASK_TIMEOUT = 30.0
-_CHUNK = 1 << 16
+_OUTPUT_AT_ONCE = 1 << 16
 # The environment of the allocation, between empty entries. What is printed before it is not for us.
 _HOLD = "printf '\\0\\0'; env -0; printf '\\0'; exec cat >/dev/null"
 # With it, salloc ends at once, and nobody gives the nodes back.
@@ -67,7 +67,7 @@ def slurm_launcher(
 
 
 def _check_programs(why: str, *more: str) -> None:
-    for program in (*more, *PROGRAMS):
+    for program in (*more, *SLURM_PROGRAMS):
         if shutil.which(program) is None:
             raise ClusterError(f"--cluster slurm needs {program}, which is not in PATH{why}")
 
@@ -232,7 +232,7 @@ class AllocatingLauncher(NodeLauncher):
     def _receive(self) -> None:
         """Read what the allocation prints: its environment, once, and its end."""
         try:
-            data = self._stream.recv(_CHUNK)
+            data = self._stream.recv(_OUTPUT_AT_ONCE)
         except ConnectionResetError:
             data = b""
         if not data:
@@ -307,7 +307,7 @@ def _started(
 
 
 # Seconds that a command may take to end after its stdin.
-END_TIMEOUT = 2.0
+STEP_END_TIMEOUT = 2.0
 
 
 @dataclass
@@ -346,7 +346,7 @@ class CommandLauncher(NodeLauncher):
         process = self._processes.get(name)
         if process is None:
             return "it was given back"
-        how = f"its agent {ends.how_it_ended(process, END_TIMEOUT) or 'closed the connection'}"
+        how = f"its agent {ends.how_it_ended(process, STEP_END_TIMEOUT) or 'closed the connection'}"
         printed = tail(self._log(name), lines=5)
         return f"{how}: {printed}" if printed else how
 
@@ -359,8 +359,8 @@ class CommandLauncher(NodeLauncher):
         """End all commands: their agents have ended everything below them when their stdin ends."""
         processes, self._processes = self._processes, {}
         for process in processes.values():
-            _end(process, 0.0 if at_once else END_TIMEOUT)
+            _end(process, 0.0 if at_once else STEP_END_TIMEOUT)
 
 
-def _end(process: subprocess.Popen[bytes], timeout: float = END_TIMEOUT) -> None:
+def _end(process: subprocess.Popen[bytes], timeout: float = STEP_END_TIMEOUT) -> None:
     ends.end(process, by_itself=timeout, after_sigterm=timeout)

@@ -36,7 +36,7 @@ class HeldDevice:
 
 
 @dataclass
-class _Waiting:
+class _WaitingLease:
     names: tuple[str, ...]
     then: Callable[[tuple[HeldDevice, ...]], None]
     until: float
@@ -73,7 +73,7 @@ class MemoryReturn:
     _baseline: dict[str, Usage] = field(default_factory=dict)
     # Leases of each device.
     _users: Counter[str] = field(default_factory=Counter)
-    _waiting: list[_Waiting] = field(default_factory=list)
+    _waiting: list[_WaitingLease] = field(default_factory=list)
 
     @property
     def is_waiting(self) -> bool:
@@ -100,11 +100,11 @@ class MemoryReturn:
             then(())
             return
         held_names = tuple(device.name for device in held)
-        waiting = _Waiting(held_names, then, self.loop.clock() + self.timeout)
+        waiting = _WaitingLease(held_names, then, self.loop.clock() + self.timeout)
         self._waiting.append(waiting)
         self.loop.after(LOOK_AT_MEMORY, lambda: self._look_again(waiting))
 
-    def _look_again(self, waiting: _Waiting) -> None:
+    def _look_again(self, waiting: _WaitingLease) -> None:
         if waiting not in self._waiting:
             return
         held = self._held(waiting.names)

@@ -1,8 +1,7 @@
 """The place where units run.
 
-machine.
-
-A cluster is another place (runner/cluster/cluster_site.py): on each of its nodes, an agent has a LocalPlace.
+The seam between the engine, which decides, and the processes. LocalPlace is this machine. A cluster is another place
+(runner/cluster/cluster_site.py): on each of its nodes, an agent has a LocalPlace.
 """
 
 import os

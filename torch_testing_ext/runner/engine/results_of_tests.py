@@ -1,7 +1,5 @@
 """The attempts of all tests of a run, and what follows from each.
 
-them.
-
 It knows no process, file or clock.
 """
 

@@ -17,7 +17,7 @@ from torch_testing_ext._process import shell_words, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.setting_names import PREFIX
+from torch_testing_ext._process.setting_names import LOGS, STREAM
 from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
 from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.options import Options
@@ -36,8 +36,6 @@ LONGEST_DRILL = 86_400.0
 UNIT_START_TIMEOUT = 180.0
 # A supervisor that takes longer to end its unit is stuck.
 SUPERVISOR_TIMEOUT = 10.0
-LOGS = PREFIX + "LOGS"
-STREAM = PREFIX + "STREAM"
 
 
 class UnitHandle(Protocol):

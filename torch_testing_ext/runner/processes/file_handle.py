@@ -24,7 +24,7 @@ from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestO
 from . import worker_messages
 from .preloaded_client import PreloadedServerClient
 
-IMPORT_TIMEOUT = 120.0
+FILE_IMPORT_TIMEOUT = 120.0
 # How often a file may be imported when the preloaded server dies.
 MOST_LOST_IMPORTS = 3
 
@@ -129,7 +129,7 @@ class FileHandle:
             process.number = self.preloaded_server.start_child(request, partial(self._end, process), theirs.fileno())
         # At its end, the preloaded server reports how the process has ended.
         self.preloaded_server.loop.serve(channel, partial(self._on_message, process), lambda: None)
-        process.deadline = self.preloaded_server.loop.after(IMPORT_TIMEOUT, self._give_up)
+        process.deadline = self.preloaded_server.loop.after(FILE_IMPORT_TIMEOUT, self._give_up)
         self._become(FileState.OPENING)
 
     def _open_again(self) -> None:
@@ -180,7 +180,7 @@ class FileHandle:
 
     def _give_up(self) -> None:
         assert self._process is not None
-        self._break(f"importing the file took more than {IMPORT_TIMEOUT:.0f} s; the process was killed")
+        self._break(f"importing the file took more than {FILE_IMPORT_TIMEOUT:.0f} s; the process was killed")
         self.preloaded_server.kill(self._process.number)
 
     def _break(self, why: FailureView | str) -> None:

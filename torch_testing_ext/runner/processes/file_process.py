@@ -1,7 +1,5 @@
 """The process of one test file: it imports the file, lists its tests, and forks a supervisor for each unit.
 
-unit.
-
 If the process is not safe to fork, because it runs threads or has queried an accelerator, it reports that, and its
 units become new interpreters.
 """

@@ -55,7 +55,7 @@ _OVERRULED: dict[str, Any] = {
 }
 # The name of pytest-cov's plugin.
 _COVERAGE = "_cov"
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_OUR_FOLDER = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
 _SESSION_HOOKS = ("pytest_sessionstart", "pytest_sessionfinish", "pytest_unconfigure")
 
@@ -313,7 +313,7 @@ def _explain_usage_error(text: str) -> str:
 
 def is_internal(file: str) -> bool:
     """Whether a file is part of pytest, of its plugin system, of the import system or of this package."""
-    if file.startswith(("<frozen ", _OURS, _IMPORTLIB)):
+    if file.startswith(("<frozen ", _OUR_FOLDER, _IMPORTLIB)):
         return True
     parts = Path(file).parts
     return "_pytest" in parts or "pluggy" in parts

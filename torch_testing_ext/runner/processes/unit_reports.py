@@ -22,7 +22,7 @@ from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, Te
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
 
 # The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
-LONGEST_MESSAGE = 4_000_000
+LONGEST_SENT_MESSAGE = 4_000_000
 # Whole worlds of one test.
 _MOST_WORLDS = 4
 
@@ -59,8 +59,8 @@ class UnitReports:
             failure = replace(failure, rerun_command=self.unit.commands[number])
         end = TestEnd(
             outcome,
-            cut_middle(message, LONGEST_MESSAGE),
-            failure and failure.cut(LONGEST_MESSAGE),
+            cut_middle(message, LONGEST_SENT_MESSAGE),
+            failure and failure.cut(LONGEST_SENT_MESSAGE),
             want,
             self._port_in_use,
             memory and DeviceMemory(*memory),
@@ -86,7 +86,7 @@ class UnitReports:
     def fixture_failed(self, told: FailureView | str) -> None:
         """A tear-down has failed, or anything else after a test."""
         failure = FailureView.of_text(told) if isinstance(told, str) else told
-        self.send(FixtureFailed(failure.cut(LONGEST_MESSAGE)))
+        self.send(FixtureFailed(failure.cut(LONGEST_SENT_MESSAGE)))
 
     def _length_of_log(self) -> int:
         for stream in (sys.stdout, sys.stderr):
@@ -132,7 +132,7 @@ def _names_in_code() -> tuple[str, ...]:
 
 
 _NOT_OF_USERS = frozenset({"torch", __name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"})
-_OURS = ("torch_testing_ext", fault_points.__name__, faults.__name__)
+_OUR_MODULES = ("torch_testing_ext", fault_points.__name__, faults.__name__)
 _SOUGHT = ("fault_point", "reached", "fault_points", "faults")
 
 
@@ -164,8 +164,8 @@ def _names_given(file: str, called: frozenset[str]) -> frozenset[str]:
 def _imported(node: ast.AST) -> list[str]:
     """The names by which an import brings these functions or modules."""
     match node:
-        case ast.ImportFrom(module, names) if module in _OURS:
+        case ast.ImportFrom(module, names) if module in _OUR_MODULES:
             return [each.asname or each.name for each in names if each.name in _SOUGHT]
         case ast.Import(names):
-            return [each.asname for each in names if each.asname and each.name in _OURS]
+            return [each.asname for each in names if each.asname and each.name in _OUR_MODULES]
     return []

@@ -119,7 +119,7 @@ def _ends(lines: Sequence[str], room: int, columns: int) -> list[str]:
     return [first, *last]
 
 
-_STYLES = {
+_STYLE_OF_LINE = {
     LineKind.FAULT: Style.BOLD,
     LineKind.GOT: Style.RED,
     LineKind.EXPECTED: Style.GREEN,
@@ -133,6 +133,6 @@ def styled(details: Sequence[Line], layout: ConsoleLayout, styler: Styler) -> st
     titles = layout.wrapped(title.text, "") if layout.columns else [title.text]
     shown = [styler(Style.BOLD, line) for line in titles]
     for line in lines:
-        style = _STYLES.get(line.kind)
+        style = _STYLE_OF_LINE.get(line.kind)
         shown.append(styler(style, line.text) if style else line.text)
     return "\n".join(shown)

@@ -22,7 +22,7 @@ SHORTEST_TITLE = 40
 # Without a terminal, as in the log of a CI system, lines may be long, but not endless.
 LONGEST_TERMINAL_TITLE = 300
 # Characters of a message, and of one of its lines, on the console; the files have all of it.
-LONGEST_MESSAGE = 30_000
+LONGEST_SHOWN_MESSAGE = 30_000
 LONGEST_LINE = 2_000
 
 
@@ -144,7 +144,7 @@ class ConsoleLayout:
     def message(self, words: str) -> str:
         """A message; very long lines and very long messages are cut in the middle, with a pointer to all of it."""
         lines = "\n".join(self._cut(line, LONGEST_LINE, " ") for line in words.split("\n"))
-        return self._cut(lines, LONGEST_MESSAGE, "\n")
+        return self._cut(lines, LONGEST_SHOWN_MESSAGE, "\n")
 
     def _cut(self, words: str, longest: int, edge: str) -> str:
         if len(words) <= longest:

@@ -33,7 +33,7 @@ from torch_testing_ext.runner.events import (
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summary, Test, TestEnd, TestId
 from torch_testing_ext.runner.options import Options
 
-FORMAT = "torch_testing_ext journal 4"
+JOURNAL_FORMAT = "torch_testing_ext journal 4"
 # In the second format, failures are texts only. Until the third one, an attempt had the fields of its end itself.
 _OLDER = ("torch_testing_ext journal 3", "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
@@ -62,7 +62,9 @@ class JournalEnd:
 
 
 def header_of(options: Options) -> JournalHeader:
-    return JournalHeader(FORMAT, os.getpid(), run_again.command(options), options.policy, options.allow_all_skipped)
+    return JournalHeader(
+        JOURNAL_FORMAT, os.getpid(), run_again.command(options), options.policy, options.allow_all_skipped
+    )
 
 
 _RECORDED = (RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping)
@@ -234,8 +236,8 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
         written = values["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or written not in (FORMAT, *_OLDER):
-        raise JournalError(f"{path} has the format {written!r}; this version reads {FORMAT!r}")
+    if kind != JournalHeader.__name__ or written not in (JOURNAL_FORMAT, *_OLDER):
+        raise JournalError(f"{path} has the format {written!r}; this version reads {JOURNAL_FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, values)
     return header
 

@@ -22,7 +22,7 @@ from . import wording
 from .recorder import History
 from .xml_elements import Element, Elements, xml_element
 
-ORDER = ("failure", "rerunFailure", "flakyFailure", "skipped")
+ORDER_OF_ELEMENTS = ("failure", "rerunFailure", "flakyFailure", "skipped")
 # The counts of a suite, and the elements that they count.
 COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
@@ -118,7 +118,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _contents(finished: FinishedTest, policy: Policy) -> list[Element]:
-    results = sorted(_results(finished, policy), key=lambda element: ORDER.index(element.tag))
+    results = sorted(_results(finished, policy), key=lambda element: ORDER_OF_ELEMENTS.index(element.tag))
     # The output of the attempt that the test case describes; the elements of other attempts contain theirs.
     described = finished.last if finished.outcome is TestOutcome.FLAKY else finished.attempts[0]
     return [*results, *_outputs(described)]

@@ -36,11 +36,11 @@ MOST_TESTS = 8
 MOST_FAILED = 5
 REFRESHES_PER_SECOND = 4
 # Columns.
-BAR = 20
+BAR_WIDTH = 20
 # With fewer columns, the place of a test leaves too few for its name.
 NARROW = 72
 GAP = "  "
-_STYLES = {Category.PASSED: "green", Category.FAILED: "red", Category.SKIPPED: "dim"}
+_STYLE_OF_CATEGORY = {Category.PASSED: "green", Category.FAILED: "red", Category.SKIPPED: "dim"}
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Live:
         """The bar, the numbers of tests, and the time."""
         finished = sum(self.by_category.values())
         parts = [Text(f"{finished}/{self._total}", "bold")]
-        for category, style in _STYLES.items():
+        for category, style in _STYLE_OF_CATEGORY.items():
             if self.by_category[category]:
                 parts.append(Text(f"{self.by_category[category]} {category.value}", style))
         times = wording.duration(now)
@@ -156,10 +156,10 @@ class Live:
         rows = ConsoleLayout(self._terminal.width).rows([part.plain for part in parts], GAP)
         texts = [Text(GAP).join(parts[number] for number in row) for row in rows]
         lines = Text("\n").join(texts)
-        needed = BAR + 2 * len(GAP) + lines.cell_len
+        needed = BAR_WIDTH + 2 * len(GAP) + lines.cell_len
         if len(rows) > 1 or needed > self._terminal.width:
             return lines
-        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=BAR)
+        bar = ProgressBar(total=max(self._total, 1), completed=finished, width=BAR_WIDTH)
         line = Table.grid(padding=(0, len(GAP)))
         line.add_row(bar, lines)
         return line

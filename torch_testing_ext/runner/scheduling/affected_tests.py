@@ -32,10 +32,10 @@ from .earlier_runs import EarlierRuns, Remembered
 # The files that an import or a test has read, with the hashes of their contents.
 Files = dict[str, str]
 # The files that were read, by test or by file of tests; None where they are unknown.
-Reads = Mapping[TestId, Files | None]
-GIT_TIMEOUT = 20.0
+ReadsOfTests = Mapping[TestId, Files | None]
+CHANGES_TIMEOUT = 20.0
 # The entry for what the import of a file reads.
-_SHARED = ""
+_SHARED_READS = ""
 _FIELDS = ({"key", "files", "tests"}, {"of", "files"})
 _NO_RECORD = "there is no record of what it reads"
 # Variables that differ from one terminal to the next, and say nothing to a test.
@@ -98,7 +98,7 @@ class Affected:
         if reads is None:
             return _NO_RECORD
         if test.file not in self._digests:
-            self._digests[test.file] = _digest(record[_SHARED])
+            self._digests[test.file] = _digest(record[_SHARED_READS])
         if reads["of"] != self._digests[test.file]:
             return "its file imports other modules than in its last run, or in another environment"
         return self._why_files(reads["files"])
@@ -112,14 +112,14 @@ class Affected:
                 yield f"{test.id}: selected: {why}"
                 continue
             paths: set[str] = set()
-            for name in (_SHARED, _name(test.id)):
+            for name in (_SHARED_READS, _name(test.id)):
                 if name in record:
                     paths.update(record[name]["files"])
             yield f"{test.id}: not selected: none of the {len(paths)} files and folders that it has read has changed"
 
     def known_tests(self, file: str) -> tuple[Test, ...] | None:
         """The tests of a file, as its last import has found them; None if that has not found all, or elsewhere."""
-        shared = self._record(file).get(_SHARED)
+        shared = self._record(file).get(_SHARED_READS)
         if shared is None or shared["key"] != self._key:
             return None
         tests = shared["tests"]
@@ -134,7 +134,7 @@ class Affected:
             tests = self.known_tests(file)
             if tests is None:
                 return None
-            shared = self._record(file)[_SHARED]
+            shared = self._record(file)[_SHARED_READS]
             if self._change(shared["files"]):
                 return None
             all_tests += tests
@@ -158,7 +158,7 @@ class Affected:
     def _why_import(self, file: str) -> str | None:
         """The reason to select all tests of a file: its import may give something else than when they ran."""
         if file not in self._reasons:
-            shared = self._record(file).get(_SHARED)
+            shared = self._record(file).get(_SHARED_READS)
             if shared is None:
                 self._reasons[file] = _NO_RECORD
             elif shared["key"] != self._key:
@@ -231,7 +231,7 @@ class Affected:
     def _git(self, *words: str) -> str:
         command = ["git", "-C", self._root, *words]
         environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
-        done = subprocess.run(command, capture_output=True, check=True, env=environ, timeout=GIT_TIMEOUT)
+        done = subprocess.run(command, capture_output=True, check=True, env=environ, timeout=CHANGES_TIMEOUT)
         return os.fsdecode(done.stdout)
 
     # -- the records
@@ -248,7 +248,7 @@ class Affected:
 
     def record(
         self,
-        reads: Reads,
+        reads: ReadsOfTests,
         known: Iterable[Test],
         finished: Iterable[TestId] = (),
     ) -> None:
@@ -263,7 +263,7 @@ class Affected:
     def _record_file(
         self,
         file: str,
-        reads: Reads,
+        reads: ReadsOfTests,
         tests: Sequence[Test],
         ran: Sequence[TestId],
     ) -> None:
@@ -279,7 +279,7 @@ class Affected:
             "tests": [messages.encode(test) for test in tests] if is_whole else None,
         }
         if not ran:
-            before = self._record(file).get(_SHARED)
+            before = self._record(file).get(_SHARED_READS)
             if json.dumps(shared) == json.dumps(before):
                 return
         entries = self._entries(reads, ran, _digest(shared))
@@ -295,13 +295,13 @@ class Affected:
             for name, entry in entries.items():
                 if name in existing and entry is not None:
                     values[name] = entry
-            values[_SHARED] = shared
+            values[_SHARED_READS] = shared
 
         self._place(file).update(change)
         self._records.pop(file, None)
         self._digests.pop(file, None)
 
-    def _entries(self, reads: Reads, ran: Iterable[TestId], digest: str) -> dict[str, dict[str, Any] | None]:
+    def _entries(self, reads: ReadsOfTests, ran: Iterable[TestId], digest: str) -> dict[str, dict[str, Any] | None]:
         """The entries of tests that have run, by their names; None if it is unknown what they have read."""
         entries: dict[str, dict[str, Any] | None] = {}
         for test in ran:

@@ -1,7 +1,5 @@
 """Data that one run keeps for the next: durations and failures.
 
-time.
-
 Nothing here can fail a run: a file that cannot be read or written causes a warning and counts as empty.
 """
 
@@ -20,7 +18,7 @@ from torch_testing_ext._process.kept_failures import make_cache_folder
 from torch_testing_ext.runner.model import FinishedTest, Summary, TestId, TestOutcome
 from torch_testing_ext.runner.options import Options
 
-FORMAT = "torch_testing_ext 1"
+REMEMBERED_FORMAT = "torch_testing_ext 1"
 # Outcomes whose duration is representative.
 REPRESENTATIVE = (TestOutcome.PASSED, TestOutcome.EXPECTED_FAILURE)
 Warn = Callable[[str], None]
@@ -68,14 +66,14 @@ class Remembered:
             with self._locked():
                 values = self.load()
                 change(values)
-                content = {"format": FORMAT, "tests": dict(sorted(values.items()))}
+                content = {"format": REMEMBERED_FORMAT, "tests": dict(sorted(values.items()))}
                 write_atomically(self._file, json.dumps(content, indent=0))
         except OSError as error:
             self._warn(f"{self._file} was not updated: {error}")
 
     def _checked(self, content: Any) -> dict[str, Any]:
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT!r}")
+        if not isinstance(content, dict) or content.get("format") != REMEMBERED_FORMAT:
+            raise ValueError(f"its format is not {REMEMBERED_FORMAT!r}")
         tests = content.get("tests")
         if not isinstance(tests, dict):
             raise ValueError("its values for tests are invalid")

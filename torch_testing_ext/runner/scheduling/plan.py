@@ -31,7 +31,7 @@ NO_RESULT = "the runner lost this test: it was planned, but has no result (a bug
 
 _ABOUT_DEVICES = re.compile(r"\b(cuda|gpus?|accelerators?|nccl|xpu|rocm|hip)\b", re.IGNORECASE)
 # Names in the warning.
-_MOST = 3
+_MOST_NAMED = 3
 _NO_RESULT = (TestOutcome.SKIPPED, TestOutcome.ERROR, TestOutcome.FAILED)
 
 ExpectedSeconds = Callable[[TestId], float | None]
@@ -235,7 +235,7 @@ def describe_undeclared(finished: Iterable[FinishedTest]) -> str | None:
     names = list(unique)
     return (
         f"{count(len(names), 'test')} may need devices, but declared none and so saw none (declare them, for example "
-        f"by @skip_if_lt_x_gpu(1)): {first_names(names, _MOST)}"
+        f"by @skip_if_lt_x_gpu(1)): {first_names(names, _MOST_NAMED)}"
     )
 
 

@@ -80,7 +80,7 @@ def typical_seconds(units: Sequence[Unit]) -> float:
 
 
 @dataclass
-class _Waiting:
+class _WaitingUnit:
     """A unit that waits."""
 
     unit: Unit
@@ -152,7 +152,7 @@ class _ResourceQueue:
         self._longest_ever = max(self._longest_ever, arrival.seconds)
         self._insert(self._place_for(arrival), arrival)
 
-    def _place_for(self, arrival: _Waiting) -> int:
+    def _place_for(self, arrival: _WaitingUnit) -> int:
         """The place by its key, but behind every unit that may not be overtaken again."""
         for place in range(len(self._waiting), 0, -1):
             before = self._waiting[place - 1]
@@ -173,7 +173,7 @@ class _ResourceQueue:
         self._work = self._work - chosen.area if self._waiting else 0.0
         return chosen.unit
 
-    def _choose(self, free: int) -> _Waiting | None:
+    def _choose(self, free: int) -> _WaitingUnit | None:
         """The first unit that may start, if it fits, else one that fits and overtakes it."""
         ready = filter(self._may_start, self._waiting)
         first = next(ready, None)
@@ -188,13 +188,13 @@ class _ResourceQueue:
                 return waiting
         return None
 
-    def _may_start(self, waiting: _Waiting) -> bool:
+    def _may_start(self, waiting: _WaitingUnit) -> bool:
         """A unit that may not run now waits for another to end, or for a larger node, and does not hold up the rest."""
         if not self._leases.may_run_now(waiting.unit):
             return False
         return self._leases.may_fit(waiting.unit)
 
-    def _fits(self, waiting: _Waiting, free: int) -> bool:
+    def _fits(self, waiting: _WaitingUnit, free: int) -> bool:
         if waiting.width > free:
             return False
         return self._leases.fits(waiting.unit)
@@ -217,13 +217,13 @@ class _ResourceQueue:
         self._work = 0.0
         return units
 
-    def _to_waiting(self, unit: Unit) -> _Waiting:
+    def _to_waiting(self, unit: Unit) -> _WaitingUnit:
         width = self._width(unit)
         assert width <= self._widest, f"unit {unit.number} needs {width} of {self._widest}: it can never start"
         seconds = self._typical if unit.seconds is None else unit.seconds
-        return _Waiting(unit, width, seconds, self._priority(unit))
+        return _WaitingUnit(unit, width, seconds, self._priority(unit))
 
-    def _insert(self, place: int, arrival: _Waiting) -> None:
+    def _insert(self, place: int, arrival: _WaitingUnit) -> None:
         for pushed_back in self._waiting[place:]:
             pushed_back.overtaken += 1
         self._waiting.insert(place, arrival)

@@ -21,8 +21,8 @@ MOST_LANES = 16
 # Lanes that are drawn of ranks that did the same, where there are too many.
 _ALIKE = 3
 # Seconds before the last call that are drawn.
-_LONGEST = 10.0
-_SHORTEST = 2e-3
+_LONGEST_LANE = 10.0
+_SHORTEST_LANE = 2e-3
 # Parts of them that are drawn besides.
 _BEFORE = 0.05
 _AFTER = 0.4
@@ -123,7 +123,7 @@ def _end_of_lane(lane: RankLane) -> object:
 def _window(lanes: Sequence[RankLane]) -> tuple[float, float]:
     """The time to draw: from the first call to the last one, or the seconds before that, with a margin."""
     times = [call.at for lane in lanes for call in lane.calls]
-    length = min(_LONGEST, max(max(times) - min(times), _SHORTEST))
+    length = min(_LONGEST_LANE, max(max(times) - min(times), _SHORTEST_LANE))
     began = min(lane.began for lane in lanes)
     start = max(began, max(times) - length * (1 + _BEFORE))
     return start, max(times) + length * _AFTER

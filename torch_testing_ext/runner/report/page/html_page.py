@@ -24,7 +24,7 @@ from .traffic_table import render_world
 
 ASSETS = Path(__file__).parent
 # The most important first.
-ORDER = (Category.FAILED, Category.PASSED, Category.SKIPPED)
+ORDER_OF_CATEGORIES = (Category.FAILED, Category.PASSED, Category.SKIPPED)
 # How the reader may sort the tests; page.js sorts by the attribute `data-` of the first word.
 SORTS = {
     "rank": "most important first",
@@ -95,7 +95,7 @@ class _Page:
             detail = 0 if on_ranks else 2 if is_file else 1
         else:
             detail = int(finished.outcome is TestOutcome.PASSED)
-        return ORDER.index(verdict), detail, -finished.seconds
+        return ORDER_OF_CATEGORIES.index(verdict), detail, -finished.seconds
 
     def header(self) -> Element:
         began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)

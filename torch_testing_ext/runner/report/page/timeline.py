@@ -20,7 +20,7 @@ def key_of_test(finished: FinishedTest) -> TestKey:
 
 # Heights in the timeline, in pixels.
 LANE = 22
-BAR = 14
+BAR_HEIGHT = 14
 AXIS = 24
 MOST_TICKS = 8
 
@@ -77,7 +77,7 @@ class _Timeline:
     def _bar(self, began: float, ended: float, y: float, class_: str) -> Element:
         x = self._percent(began)
         width = self._percent(max(0.0, ended - began))
-        return xml_element("rect", class_=class_, x=x, y=y + (LANE - BAR) / 2, width=width, height=BAR)
+        return xml_element("rect", class_=class_, x=x, y=y + (LANE - BAR_HEIGHT) / 2, width=width, height=BAR_HEIGHT)
 
     def _percent(self, seconds: float) -> str:
         return f"{seconds / self.length * 100:.4f}%"
