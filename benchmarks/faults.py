@@ -1,6 +1,6 @@
 """Sweeps of planned faults: 3 ranks, each of the 8 faults at each of 20 calls, one run each.
 
-python benchmarks/faults.py [--calls N] [--kinds kill stop:0.1 ...]
+python benchmarks/faults.py [--calls N] [--kinds kill "stop(0.1)" ...]
 """
 
 import argparse
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch_testing_ext import launch
 from torch_testing_ext._process import messages, notes
 from torch_testing_ext.common_distributed import MultiProcessTestCase
-from torch_testing_ext.faults import Drill, fault_of_word
+from torch_testing_ext.faults import Points, Sweep, Wrong, faults_of_text
 
 RANKS = 3
-KINDS = ("kill", "segv", "abort", "exits:3", "raises", "stop:0.01", "slow:0.01", "hold_gil:0.01")
+KINDS = ("kill", "segv", "abort", "exits(3)", "raises(OSError)", "stop(0.01)", "slow(0.01)", "hold_gil(0.01)")
 # For all of it, on two quiet cores.
 TARGET = 60.0
 
@@ -57,8 +57,8 @@ def main():
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
     options = parser.parse_args()
-    drill = Drill(tuple(map(fault_of_word, options.kinds)), within=20.0)
-    os.environ |= {"CALLS": str(options.calls), "_TORCH_TESTING_EXT_DRILL": json.dumps(messages.encode(drill))}
+    sweep = Sweep(faults_of_text(", ".join(options.kinds)), Points("call"), within=20.0, wrong=Wrong.NOTHING)
+    os.environ |= {"CALLS": str(options.calls), "_TORCH_TESTING_EXT_SWEEP": json.dumps(messages.encode(sweep))}
     began, result = time.monotonic(), unittest.TestResult()
     Program("runs").run(result)
     seconds = time.monotonic() - began
@@ -68,7 +68,7 @@ def main():
     cpu = cpu_seconds()
     ends = Counter((cell.word, cell.end.value) for cell in report.cells)
     for (word, end), number in ends.items():
-        print(f"{word:>14}  {end:<14}  {number}")
+        print(f"{word:>16}  {end:<14}  {number}")
     wanted = RANKS * len(options.kinds) * options.calls
     print(f"{len(report.cells)} of {wanted} runs: {seconds:.1f} s, {cpu:.1f} CPU seconds (target: {TARGET:g} s)")
     hung = sum(number for (_, end), number in ends.items() if end in ("hung", "did not happen"))

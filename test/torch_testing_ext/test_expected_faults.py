@@ -443,6 +443,10 @@ class Swept(Ranks):
     def known_failure_that_passes(self):
         self.loses_a_peer()
 
+    @fault_sweep(slow(0.01), at=calls(), ranks=[1], known=[known(slow(0.01, 1, at=call(9)), "not yet")])
+    def known_failure_at_no_point(self):
+        self.join_group()
+
     @fault_sweep(slow(0.01), at=calls(phase="after"))
     def fails_without_faults(self):
         self.fail("by itself")
@@ -477,9 +481,11 @@ class SweepTest(ServedCase):
     def test_known_failures(self):
         self.check("known_failure", "passed")
         told = (
-            "1 of 3 faults fail this test; the first: kill(rank=1, at=call(2)) at all_reduce #2: passes, though known"
+            "1 known to fail it does so no more; the first: kill(rank=1, at=call(2)) at all_reduce #2: passes, though"
         )
-        self.check("known_failure_that_passes", "failed", f"{told} to fail: not yet")
+        self.check("known_failure_that_passes", "failed", f"{told} known to fail: not yet")
+        gone = "slow(0.01, rank=1, at=call(9)): there is no such point any more; known to fail: not yet"
+        self.check("known_failure_at_no_point", "failed", f"1 known to fail it does so no more; the first: {gone}")
 
     def test_failure_without_faults(self):
         told = "This was the run without faults, which shows at which points they are to happen."

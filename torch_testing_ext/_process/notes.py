@@ -61,7 +61,7 @@ def note_memory(peaks: Iterable[Peaks]) -> None:
 
 
 def note_sweep(report: Any) -> None:
-    """Note what the faults of a sweep did, or why a drill has none: a `SweepReport`."""
+    """Note what the faults of a sweep did, or why a test has none: a `SweepReport`."""
     _sweeps.append(report)
 
 

@@ -21,6 +21,6 @@ WORLD = f"{OWN_PREFIX}WORLD"
 # Ranks write when their collectives began and ended, also those that pass.
 LANES = f"{OWN_PREFIX}LANES"
 # The runner tries faults in each test.
-DRILL = f"{OWN_PREFIX}DRILL"
+SWEEP = f"{OWN_PREFIX}SWEEP"
 # PyTorch's, for the time limit of each test.
 DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"

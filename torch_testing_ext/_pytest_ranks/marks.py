@@ -16,14 +16,11 @@ import pytest
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext._testing.marks.settings_of_tests import (
-    OWN_FAULTS,
     checked_devices,
     devices_for,
-    drill_of,
-    plan_on,
-    say_not_drilled,
 )
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
+from torch_testing_ext.launch.aspects.faults import OWN_FAULTS, plan_on, say_not_swept, sweep_of_run
 from torch_testing_ext.launch.environment import too_many
 
 from .pytest_internals import fixture_definitions, is_of_unittest
@@ -259,8 +256,8 @@ def plan_of_run(item: Any, world_size: int) -> FaultPlan | Sweep | None:
     """The faults of a test that runs now: its own, or those that the runner wants to try."""
     plan = plan_of_item(item)
     if plan is None:
-        return drill_of(item.nodeid, world_size)
-    say_not_drilled(OWN_FAULTS)
+        return sweep_of_run(item.nodeid, world_size)
+    say_not_swept(OWN_FAULTS)
     return plan
 
 

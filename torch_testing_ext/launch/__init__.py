@@ -44,6 +44,7 @@ from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, wa
 
 from .environment import Launched as Launched, this_launch as this_launch
 from .peers import why_no_rank as why_no_rank
+from .sweeps import sweep_verdict as sweep_verdict
 from .verdict import (
     Case as Case,
     Exit as Exit,
@@ -53,5 +54,4 @@ from .verdict import (
     Verdict as Verdict,
     assemble_report as assemble_report,
     failed_by_itself as failed_by_itself,
-    sweep_verdict as sweep_verdict,
 )

@@ -33,7 +33,7 @@ from torch_testing_ext._process import (
 )
 from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT, PREFIX
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext.faults import Drill
+from torch_testing_ext.faults import Sweep
 from torch_testing_ext.launch.jobs import Job, Sanitize
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Settings:
     fails_for_order: bool = False
     shake: int | None = None
     world: int | None = None
-    drill: Drill | None = None
+    sweep: Sweep | None = None
 
     def for_ranks(self, kinds: Collection[str] = ()) -> Sanitize:
         """Choose the checks for ranks whose test names these kinds, besides those of the settings."""
@@ -306,7 +306,7 @@ KNOWN_SETTINGS = {
 _OWN_SETTINGS = {
     setting_names.LANES: _Setting("lanes", "0 or 1", _either("0", "1")),
     setting_names.WORLD: _Setting("world", "a number of ranks", _number),
-    setting_names.DRILL: _Setting("drill", "a drill", lambda text: messages.decode(Drill, json.loads(text))),
+    setting_names.SWEEP: _Setting("sweep", "a sweep", lambda text: messages.decode(Sweep, json.loads(text))),
 }
 # Those that other modules read.
 _OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")

@@ -21,7 +21,8 @@ from . import environment
 from .aspects import ASPECTS
 from .attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
 from .environment import Settings, this_launch
-from .verdict import Expected, RankReport, Verdict, sweep_verdict
+from .sweeps import sweep_verdict
+from .verdict import Expected, RankReport, Verdict
 
 
 class Session:

@@ -378,7 +378,7 @@ def _refusals(what: str) -> Iterator[None]:
 
 
 def discard(directory: Path, of_fault: bool = False) -> None:
-    """Remove the directory of a run, unless the user keeps the files. `of_fault`: a drill has hundreds of these."""
+    """Remove the directory of a run, unless the user keeps the files. `of_fault`: a sweep has hundreds of these."""
     settings = environment.read_settings()
-    if settings.logs is None or (of_fault and settings.drill is not None):
+    if settings.logs is None or (of_fault and settings.sweep is not None):
         shutil.rmtree(directory, ignore_errors=True)

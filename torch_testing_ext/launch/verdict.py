@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +17,8 @@ from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.notes import Peaks
-from torch_testing_ext._process.words import MOST_LINES, EndWords, grouped
-from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep, SweepCell, SweepEnd, SweepReport
+from torch_testing_ext._process.words import EndWords, grouped
+from torch_testing_ext.faults import FaultPlan, PlannedFault
 from torch_testing_ext.launch.accounts import (
     NO_ERROR,
     RaisedError,
@@ -414,129 +414,6 @@ def without_recovery(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[st
         return None
     others = f"; reached were {', '.join(map(repr, sorted(reached)))}" if reached else ""
     return f"no rank has reached {', '.join(map(repr, missing))}{others}", ()
-
-
-def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankReport], Verdict]]) -> Verdict:
-    """Run a test as it is, and with each fault of a sweep; one verdict on all. `run` runs it once.
-
-    What happened is noted for the runner, whose drill is a sweep, too.
-    """
-    reports, verdict = run(sweep.recording)
-    if verdict.outcome is Outcome.SKIPPED:
-        return verdict
-    if verdict.outcome is not Outcome.PASSED:
-        return verdict.with_note("This was the run without faults, which shows at which points they are to happen.")
-    passed = {report.rank: report.faults.passed for report in reports}
-    reached = _reached(reports)
-    cells, wrong = [], []
-    plans = sweep.plans(passed)
-    for plan in plans:
-        reports, verdict = run(plan)
-        reached |= _reached(reports)
-        cells.append(_cell(sweep, plan.faults[0], reports, verdict))
-        if sweep.is_wrong(cells[-1]):
-            wrong.append((_line(sweep, cells[-1]), verdict))
-    missing = [] if sweep.drill is None else sweep.drill.missing(plan.faults[0] for plan in plans)
-    gone = tuple(f"{each.fault}: there is no such point any more; known to hang: {each.reason}" for each in missing)
-    has_none = "" if cells else f"its ranks pass no point of the kind: {sweep.at.where}"
-    is_drill = sweep.drill is not None
-    notes.note_sweep(SweepReport(tuple(cells), is_drill, has_none, gone, (), tuple(sorted(reached))))
-    if sweep.drill is not None and sweep.drill.fails:
-        wrong += [(line, Verdict(Outcome.FAILED)) for line in gone]
-    lines = [_line(sweep, cell) for cell in cells]
-    hanging = sum(cell.end is SweepEnd.HUNG and sweep.is_wrong(cell) for cell in cells)
-    return _verdict_on_cells(sweep, lines, wrong, hanging)
-
-
-def _verdict_on_cells(
-    sweep: Sweep, lines: Sequence[str], wrong: Sequence[tuple[str, Verdict]], hanging: int
-) -> Verdict:
-    """One verdict on all runs: `lines` tells each, `wrong` those that fail the test, `hanging` of them by a hang."""
-    if not wrong:
-        return Verdict(Outcome.PASSED)
-    (first, verdict), *_ = wrong
-    title = f"{len(wrong)} of {len(lines)} faults fail this test"
-    if sweep.drill is not None:
-        counts = [f"{hanging} of {len(lines)} faults hang this test"] if hanging else []
-        counts += [f"{len(wrong) - hanging} known to hang it do so no more"] if hanging < len(wrong) else []
-        title = ", and ".join(counts)
-    title += f"; the first: {first}"
-    rest = "\n".join(["the faults, one run each:", *(f"  {line}" for line in lines)])
-    failure = verdict.failure or FailureView.of_text(title)
-    account = f"{title}\n\n{rest}\n\n{failure.account}"
-    failure = replace(failure, title=title, account=account, remarks=(*lines[:MOST_LINES], *failure.remarks))
-    outcome = Outcome.FAILED if verdict.outcome is Outcome.PASSED else verdict.outcome
-    return replace(verdict, outcome=outcome, failure=failure)
-
-
-def _reached(reports: Sequence[RankReport]) -> set[str]:
-    """The names that ranks have given to `reached` and to `fault_point`."""
-    marks = {name.removeprefix("mark ") for r in reports for name in r.faults.passed if name.startswith("mark ")}
-    return marks.union(*(r.faults.reached for r in reports))
-
-
-def _cell(sweep: Sweep, fault: PlannedFault, reports: Sequence[RankReport], verdict: Verdict) -> SweepCell:
-    """The cell of a run with this fault: what it did."""
-    victim = next(report for report in reports if report.rank == fault.rank)
-    place = "".join(happened.place for happened in victim.faults.happened)
-    cell = SweepCell(
-        str(fault),
-        replace(fault, rank=None, at=None).word,
-        victim.rank,
-        str(fault.at),
-        place,
-        _end_of(sweep, victim, reports, verdict),
-        known=sweep.why_known(fault),
-    )
-    if not cell.end.is_pass:
-        title = verdict.failure.title if verdict.failure is not None else verdict.text
-        cell = replace(cell, title=f"{verdict.outcome.value}: {title}")
-    if not victim.faults.happened:
-        return cell
-    at = victim.faults.happened[-1].at
-    others = [report for report in reports if report is not victim or report.ending is not RankEnding.FAULT]
-    failed = [report for report in others if report.ending.is_failure and report.ending is not RankEnding.STOPPED]
-    first = min(failed, key=lambda report: report.ended, default=None)
-    if cell.end is SweepEnd.ERROR and first is not None:
-        return replace(cell, error=first.error.type_name or first.ending.value, seconds=first.ended - at)
-    return replace(cell, seconds=max((report.ended - at for report in others), default=None))
-
-
-def _end_of(sweep: Sweep, victim: RankReport, reports: Sequence[RankReport], verdict: Verdict) -> SweepEnd:
-    if victim.faults.missed:
-        return SweepEnd.NOT_TRIED
-    if not victim.faults.happened:
-        return SweepEnd.ABSENT
-    # In a drill, ranks that pass have passed, however long that took.
-    have_ended = all(report.ending in (RankEnding.PASSED, RankEnding.FAULT) for report in reports)
-    if verdict.outcome is Outcome.PASSED or (have_ended and sweep.drill is not None):
-        return SweepEnd.RECOVERED if _noticed(reports) else SweepEnd.UNNOTICED
-    were_ended = any(report.ending is RankEnding.STOPPED for report in reports)
-    have_failed = any(failed_by_itself(report) or is_victim(report) for report in reports)
-    is_hang = verdict.outcome is Outcome.TIMEOUT or (were_ended and not have_failed)
-    return SweepEnd.HUNG if is_hang else SweepEnd.ERROR
-
-
-def _line(sweep: Sweep, cell: SweepCell) -> str:
-    """A run with a fault in a line of a message."""
-    verb = "fail" if sweep.drill is None else "hang"
-    is_as_known = not cell.end.is_pass if sweep.drill is None else cell.end is SweepEnd.HUNG
-    match cell.end:
-        case SweepEnd.NOT_TRIED:
-            how = "not tried: the call was over before"
-        case _ if cell.known and is_as_known:
-            how = f"known to {verb}: {cell.known}"
-        case end if cell.known and (end.is_pass or sweep.drill is not None):
-            how = f"{'passes' if end.is_pass else end.value}, though known to {verb}: {cell.known}"
-        case end:
-            how = end.value if end.is_pass else cell.title
-    return f"{cell.fault}{' ' if cell.place else ''}{cell.place}: {how}"
-
-
-def _noticed(reports: Sequence[RankReport]) -> bool:
-    """Has a call of a rank raised that has passed?"""
-    records = [r.issued for r in reports if r.issued is not None and r.ending is RankEnding.PASSED]
-    return any(call.raised for record in records for calls in record.calls.values() for call in calls)
 
 
 def ended(report: RankReport) -> str:

@@ -11,7 +11,7 @@ from torch_testing_ext._collectives.worlds.world_views import WorldView
 from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.notes import KitWarning
 from torch_testing_ext._process.words import EndWords
-from torch_testing_ext.faults import KnownHang, SweepReport
+from torch_testing_ext.faults import KnownFailure, SweepReport
 
 
 class TestOutcome(enum.Enum):
@@ -179,7 +179,7 @@ class TestEnd:
     warnings: tuple[KitWarning, ...] = ()  # about its ranks
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     worlds: tuple[WorldView, ...] = ()  # the whole worlds that it has run in, or has checked itself
-    sweep: SweepReport | None = None  # what its faults did, in a drill or a sweep of its own
+    sweep: SweepReport | None = None  # what its faults did
 
     @property
     def said(self) -> str:
@@ -263,10 +263,10 @@ class FinishedTest:
 
 @dataclass(frozen=True)
 class KnownFile:
-    """The file of --drill-known."""
+    """The file of --sweep-known."""
 
     path: Path
-    hangs: tuple[KnownHang, ...]
+    hangs: tuple[KnownFailure, ...]
 
     def __str__(self) -> str:
         return str(self.path)

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from torch_testing_ext._process import messages, setting_names
 from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE, UserTerminal
-from torch_testing_ext.faults import Drill, fault_of_word
+from torch_testing_ext.faults import Points, Sweep, Wrong, faults_of_text
 
 from . import run_again
-from .options import DrillFail, Options, OrderHazard, UsageError
+from .model import KnownFile
+from .options import Options, OrderHazard, SweepFail, UsageError
 
 
 def of_ranks(options: Options, repetition: int) -> dict[str, str]:
@@ -27,15 +28,20 @@ def of_ranks(options: Options, repetition: int) -> dict[str, str]:
         environ[setting_names.WORLD] = str(options.world)
     if options.perfetto is not None:
         environ[setting_names.LANES] = "1"
-    if options.drill is not None:
-        environ[setting_names.DRILL] = json.dumps(messages.encode(_drill(options, options.drill)))
+    if options.sweep is not None:
+        environ[setting_names.SWEEP] = json.dumps(messages.encode(_sweep(options, options.sweep)))
     return environ
 
 
-def _drill(options: Options, faults: str) -> Drill:
-    points, fails = options.drill_points.value.removesuffix("s"), options.drill_fail is DrillFail.HANG
-    known = getattr(options.drill_known, "hangs", ())
-    return Drill(tuple(map(fault_of_word, faults.split(","))), points, options.drill_within, fails, known)
+def _sweep(options: Options, faults: str) -> Sweep:
+    """These faults at each point of each rank of every test."""
+    return Sweep(
+        faults_of_text(faults),
+        Points(options.sweep_points.value.removesuffix("s")),
+        within=options.sweep_within,
+        known=options.sweep_known.hangs if isinstance(options.sweep_known, KnownFile) else (),
+        wrong=Wrong.HANGS if options.sweep_fail is SweepFail.HANG else Wrong.NOTHING,
+    )
 
 
 def of_debugger(options: Options) -> dict[str, str]:

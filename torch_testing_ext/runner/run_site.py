@@ -1,4 +1,4 @@
-"""This machine as the site of a run."""
+"""The site of a run: this machine, or the nodes of a cluster (cluster/cluster_site.py)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_ma
 from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
     Gpu,
+    NvmlError,
     gpus_by_name,
     matching_gpus,
     may_have_nvidia_gpus,
@@ -26,22 +27,50 @@ from torch_testing_ext._machine.nvml import (
 )
 from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
-from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
+from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
 from torch_testing_ext.warm.served_process import find_server
 
 from .events import Importing, Reporter, Warned
-from .model import RunHeader
+from .model import Attempt, RunHeader, Test
 from .options import CannotRun, Options, UsageError, Warm
-from .site_protocol import Found, Work
 
 if TYPE_CHECKING:
     from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
-    from torch_testing_ext.runner.processes.file_processes import FileProcesses, Reads
+    from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
+
+
+@dataclass(frozen=True)
+class Found:
+    """The devices, slots and tests that a site has."""
+
+    inventory: Inventory
+    slots: int
+    discovery: Discovery
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """The result of discovery and planning, to run or to list."""
+
+    # The options, with the number of slots.
+    options: Options
+    plan: Plan
+    # Files that cannot be imported, and tests that cannot be run.
+    broken: tuple[Attempt, ...]
+    inventory: Inventory
+    # All tests of the imported files, selected or not.
+    discovered: tuple[Test, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def tests(self) -> tuple[Test, ...]:
+        return (*self.plan.tests, *(attempt.test for attempt in self.broken))
 
 
 @contextmanager
@@ -146,7 +175,7 @@ class LocalSite:
         try:
             nvml = open_nvml() if inventory.kind == "cuda" else open_shared_memory()
             uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
-        except NoAnswer as error:
+        except NvmlError as error:
             warnings.append(f"device memory is not checked between tests: {error}")
             return None
 
@@ -215,8 +244,8 @@ def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
         return ()
     try:
         nvml = open_nvml()
-    except NoAnswer as error:
-        if error.silence is Silence.LATE:
+    except NvmlError as error:
+        if "has not answered" in str(error):
             raise CannotRun(str(error)) from None
         return ()
     gpus = nvml.gpus()

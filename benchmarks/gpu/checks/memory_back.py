@@ -33,12 +33,11 @@ sys.stdin.read()
 
 
 def check(c):
-    from torch_testing_ext._machine.nvml import open_nvml
-    from torch_testing_ext._process.questions import NoAnswer
+    from torch_testing_ext._machine.nvml import NvmlError, open_nvml
 
     try:
         nvml = open_nvml()
-    except NoAnswer as error:
+    except NvmlError as error:
         c.skip(f"memory cannot be checked: {error}")
     try:
         _time_after_kill(c, nvml)

@@ -308,7 +308,7 @@ class LayersTest(OptionsCase):
             ("--sanitize", "-o", "sanitize-order=fail"),
             ("--sanitize=calls,nan",),
             ("--world", "8"),
-            ("--drill", "kill,stop", "--drill-within", "5", "--drill-points", "steps", "--drill-fail", "hang"),
+            ("--sweep", "kill, stop(2)", "--sweep-within", "5", "--sweep-points", "steps", "--sweep-fail", "hang"),
             ("--cache", "elsewhere"),
         ):
             with self.subTest(words):
@@ -319,9 +319,9 @@ class LayersTest(OptionsCase):
     def test_the_command_leaves_out_what_is_not_chosen(self):
         command = run_again.command(self.options("-o", "devices=auto", "--jobs", "2", "--retries", "3", "name"))
         self.assertRegex(command, rf"^{re.escape(user_commands.runner())} --cache \S+$")
-        # A project may set it for all its drills.
-        environ = {"TORCH_TESTING_EXT_RUN_DRILL_WITHIN": "5"}
-        self.assertNotIn("--drill-within", run_again.command(self.options(environ=environ)))
+        # A project may set it for all its sweeps.
+        environ = {"TORCH_TESTING_EXT_RUN_SWEEP_WITHIN": "5"}
+        self.assertNotIn("--sweep-within", run_again.command(self.options(environ=environ)))
 
     def test_paths_are_relative_to_the_place_where_they_are_written(self):
         cwd = self.root / "cwd"

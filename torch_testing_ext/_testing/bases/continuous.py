@@ -37,10 +37,11 @@ from torch_testing_ext._testing.bases.ranked_test_case import PARENT, checked_wo
 from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
-from torch_testing_ext._testing.marks.settings_of_tests import faults_of_test, kinds_on
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import accounts
 from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects.faults import faults_of_test
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 

@@ -20,8 +20,8 @@ from torch_testing_ext._testing.bases.invocation import command_of
 from torch_testing_ext._testing.bases.rank_verdicts import Interrupted
 from torch_testing_ext._testing.bases.ranked_test_case import PARENT, RankedTestCase
 from torch_testing_ext._testing.helpers import expectations
-from torch_testing_ext._testing.marks.settings_of_tests import check_faults, faults_of_test
 from torch_testing_ext.faults import FaultPlan, Sweep
+from torch_testing_ext.launch.aspects.faults import check_faults, faults_of_test
 from torch_testing_ext.launch.attempts import Host, RanksEnd
 from torch_testing_ext.launch.session import Session
 

@@ -14,9 +14,10 @@ from torch_testing_ext._testing.bases.rank_accounts import account_for_error, ma
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, rank_error
 from torch_testing_ext._testing.bases.test_case import TestCase
 from torch_testing_ext._testing.marks.needs import TestSkip, first_unmet, is_ours
-from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, plan_on, timeout_of
+from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.aspects.faults import plan_on
 from torch_testing_ext.launch.attempts import TestPlan
 
 # Keeps these frames out of tracebacks: the message is complete.

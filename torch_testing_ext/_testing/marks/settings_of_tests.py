@@ -1,14 +1,10 @@
 """Settings of single tests: decorators for the timeout and the checks of collectives; the rules of their devices."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of
-from torch_testing_ext._process import notes
 from torch_testing_ext._process.project_settings import AUTO
-from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport
-from torch_testing_ext.launch.environment import read_settings
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
@@ -91,78 +87,6 @@ def kinds_on(*targets: Any) -> tuple[str, ...]:
 def kinds_of_test(test: Any) -> tuple[str, ...]:
     """The kinds that `@sanitize` names on this test case and on its class."""
     return kinds_on(_method(test), type(test))
-
-
-def plan_on(target: Any) -> FaultPlan | Sweep | None:
-    """Return what `@faults` or `@fault_sweep` has given to this function or method; None without one."""
-    plan: FaultPlan | Sweep | None = getattr(target, PLAN, None)
-    return plan
-
-
-def faults_of_test(test: Any, restarts: bool = True) -> FaultPlan | Sweep | None:
-    """Return what `@faults` or `@fault_sweep` gives to this test case. Raises its error if its ranks cannot have it.
-
-    `restarts`: a rank can be started again.
-    """
-    plan = plan_on(_method(test))
-    if plan is None:
-        # The number of ranks may be that of the devices, which takes long to find.
-        if read_settings().drill is None:
-            return None
-        own = test._overrides("_check_return_codes")
-        why = "its class judges exit codes itself, by _check_return_codes" if own else ""
-        return drill_of(test.id(), int(test.world_size), why)
-    say_not_drilled(OWN_FAULTS)
-    why = plan.why_not(int(test.world_size))
-    if isinstance(plan, FaultPlan) and plan.restarts and not restarts:
-        why = why or f"restart({plan.restarts[0]}) needs ranks of its own for each test: use MultiProcessTestCase"
-    if why:
-        raise test._error(f"@faults of {type(test).__qualname__}.{test._testMethodName}: {why}")
-    return plan
-
-
-# Why a test is in no drill.
-OWN_FAULTS = "it has faults of its own"
-
-
-def drill_of(test: str, world_size: int, why_not: str = "") -> Sweep | None:
-    """Return the faults that the runner wants to try in the test with this name; None if it has none in mind.
-
-    `why_not`: the reason for which this test cannot have them.
-    """
-    drill = read_settings().drill
-    if drill is None:
-        return None
-    why_not = why_not or ("it has one rank, and nobody survives that" if world_size == 1 else "")
-    if why_not:
-        say_not_drilled(why_not)
-        return None
-    return drill.sweep(test)
-
-
-def say_not_drilled(why: str) -> None:
-    """Tell the runner why a test is in no drill, if there is one."""
-    if read_settings().drill is not None:
-        notes.note_sweep(SweepReport(why_not=why))
-
-
-def check_faults(cls: type) -> None:
-    """Raise ValueError if a test of this class has faults for a rank that it has not, as far as that is known."""
-    plans = {name: plan for name, test in vars(cls).items() if (plan := plan_on(test)) is not None}
-    if not plans:
-        # The number of ranks may be that of the devices, which takes long to find.
-        return
-    size = getattr(cls, "world_size", None)
-    if isinstance(size, property):
-        # It may need more than an instance has that nobody has made.
-        with suppress(Exception):
-            size = size.__get__(object.__new__(cls))
-    if not isinstance(size, int) or size < 1:
-        return
-    for name, plan in plans.items():
-        why = plan.why_not(size)
-        if why:
-            raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
 
 
 def _method(test: Any) -> Any:

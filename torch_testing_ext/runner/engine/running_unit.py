@@ -31,7 +31,7 @@ from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
 # take a while.
 BACKSTOP = 15.0
-LONGEST_DRILL = 86_400.0
+LONGEST_SWEEP = 86_400.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 UNIT_START_TIMEOUT = 180.0
 # A supervisor that takes longer to end its unit is stuck.
@@ -117,8 +117,8 @@ class Deadlines:
         limit = self.time_limit(test)
         if not test.has_ranks:
             return limit
-        # In a drill it runs many times, each of which has that limit.
-        return LONGEST_DRILL if self._options.drill is not None else limit + BACKSTOP
+        # In a sweep it runs many times, each of which has that limit.
+        return LONGEST_SWEEP if self._options.sweep is not None else limit + BACKSTOP
 
     def begin(self, seconds: float, when_slow: Callable[[], object] | None = None) -> None:
         """Set the deadline of a test or fixture, and forget that of the one before."""

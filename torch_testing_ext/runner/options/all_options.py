@@ -23,7 +23,6 @@ from torch_testing_ext.runner.model import KnownFile, Policy
 from .declaring import Level, OptionGroup, ValueFlag, specs_of
 from .readers import (
     read_cluster,
-    read_drill,
     read_environment,
     read_gpus,
     read_repeat,
@@ -31,12 +30,11 @@ from .readers import (
     read_shake,
     read_shard,
     read_shuffle,
+    read_sweep,
 )
 from .values import (
     Action,
     CountAs,
-    DrillFail,
-    DrillPoints,
     Gpus,
     OrderHazard,
     Repeat,
@@ -45,6 +43,8 @@ from .values import (
     ShardSpec,
     Shuffle,
     StatusLevel,
+    SweepFail,
+    SweepPoints,
     Verbosity,
     Warm,
 )
@@ -412,47 +412,47 @@ class Options:
         default=None, metadata=_sanitizer(count, "run tests in ranks as whole worlds of N ranks", "N", in_command=True)
     )
 
-    drill: str | None = field(
+    sweep: str | None = field(
         default=None,
         metadata=_faults(
-            read_drill,
+            read_sweep,
             f"try faults at every call of tests: {', '.join(KINDS)}",
-            "FAULT[:VALUE],...",
+            "FAULT[(VALUE)],...",
             Level.HELP_ALL,
             in_command=True,
         ),
     )
-    drill_points: DrillPoints = field(
-        default=DrillPoints.CALLS,
+    sweep_points: SweepPoints = field(
+        default=SweepPoints.CALLS,
         metadata=_faults(
-            one_of(DrillPoints), "where", "calls|steps|all", Level.HELP_ALL, needs="drill", in_command=True
+            one_of(SweepPoints), "where", "calls|steps|all", Level.HELP_ALL, needs="sweep", in_command=True
         ),
     )
-    drill_within: float = field(
+    sweep_within: float = field(
         default=10.0,
         metadata=_faults(
             read_seconds,
             "what goes on so long after a fault hangs",
             "SECONDS",
             Level.HELP_ALL,
-            needs="drill",
+            needs="sweep",
             in_command=True,
         ),
     )
-    drill_fail: DrillFail = field(
-        default=DrillFail.NOTHING,
+    sweep_fail: SweepFail = field(
+        default=SweepFail.NOTHING,
         metadata=_faults(
-            one_of(DrillFail), "what fails a test", "nothing|hang", Level.HELP_ALL, needs="drill", in_command=True
+            one_of(SweepFail), "what fails a test", "nothing|hang", Level.HELP_ALL, needs="sweep", in_command=True
         ),
     )
-    drill_known: Path | KnownFile | None = field(
+    sweep_known: Path | KnownFile | None = field(
         default=None,
         metadata=_faults(
             read_path,
             "a TOML file with the hangs that are known",
             "FILE",
             Level.HELP_ALL,
-            needs="drill",
+            needs="sweep",
             in_command=True,
         ),
     )

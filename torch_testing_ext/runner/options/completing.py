@@ -26,7 +26,7 @@ def complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options
         options = dataclasses.replace(options, shake=shake)
     _check_needs(options, sources)
     _check_world(options)
-    options = _drilled(options)
+    options = _swept(options)
     options = _debugged(options)
     _check_cluster(options)
     if options.cluster is not None and sources["jobs"] == DEFAULT:
@@ -64,22 +64,22 @@ _WHY_ALONE = {
     "fake_accelerators": "use the CPU. Leave out one of them",
     "ranks_per_gpu": "use the CPU. Leave out one of them",
     "sanitize": "are compared anyway. Leave out --sanitize",
-    "drill": "wait for nobody, so a fault hangs none of them. Leave out one of them",
+    "sweep": "wait for nobody, so a fault hangs none of them. Leave out one of them",
 }
 
 
-def _drilled(options: Options) -> Options:
-    """The options of a drill, with what its file of known hangs says. Raises UsageError."""
-    if options.drill is None:
+def _swept(options: Options) -> Options:
+    """The options of a sweep, with what its file of known hangs says. Raises UsageError."""
+    if options.sweep is None:
         return options
     for field in ("pdb", "trace"):
         if getattr(options, field):
             flag = written_name(field)
-            raise UsageError(f"--drill and {flag} cannot be combined: a test that stops has no time limit")
-    if not isinstance(options.drill_known, Path):
+            raise UsageError(f"--sweep and {flag} cannot be combined: a test that stops has no time limit")
+    if not isinstance(options.sweep_known, Path):
         return options
-    known = KnownFile(options.drill_known, read_known_hangs(options.drill_known))
-    return dataclasses.replace(options, drill_known=known)
+    known = KnownFile(options.sweep_known, read_known_hangs(options.sweep_known))
+    return dataclasses.replace(options, sweep_known=known)
 
 
 def _debugged(options: Options) -> Options:

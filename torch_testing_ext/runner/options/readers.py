@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 from torch_testing_ext._process.project_settings import count, read_boolean
-from torch_testing_ext.faults import fault_of_word
+from torch_testing_ext.faults import faults_of_text
 
 from .values import Gpus, Repeat, ShakeSpec, ShardSpec, Shuffle
 
@@ -31,9 +31,9 @@ def read_gpus(text: str) -> Gpus:
 
 
 def read_cluster(text: str) -> str:
-    """`auto` or an address for a Ray cluster, or the name of another site, which the session knows."""
+    """`auto`, `slurm`, or the address of a Ray cluster."""
     host, _, port = text.removeprefix("ray://").rpartition(":")
-    if text.isidentifier() or (host and port.isdecimal() and int(port) < 1 << 16):
+    if text in ("auto", "slurm") or (host and port.isdecimal() and int(port) < 1 << 16):
         return text
     raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
 
@@ -71,12 +71,13 @@ def read_shake(text: str) -> ShakeSpec:
     return ShakeSpec(int(runs), int(seed) if colon else None)
 
 
-def read_drill(text: str) -> str:
-    """Faults, separated by commas, with their values behind a colon: `kill,stop:2`."""
-    words = text.replace(" ", "").split(",")
-    for word in words:
-        fault_of_word(word)
-    return ",".join(dict.fromkeys(words))
+def read_sweep(text: str) -> str:
+    """Faults without rank and point, as `@fault_sweep` takes them: `kill, stop(2)`."""
+    faults = faults_of_text(text)
+    for fault in faults:
+        if fault.rank is not None or fault.at is not None:
+            raise ValueError(f"{fault}: leave out rank and point: all are tried")
+    return ", ".join(dict.fromkeys(map(str, faults)))
 
 
 def read_sanitizer_kinds(text: str) -> str:

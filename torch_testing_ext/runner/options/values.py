@@ -86,16 +86,16 @@ class OrderHazard(enum.Enum):
     FAIL = "fail"
 
 
-class DrillPoints(enum.Enum):
-    """The points at which a drill tries its faults."""
+class SweepPoints(enum.Enum):
+    """The points at which the faults of a run are tried."""
 
     CALLS = "calls"
     STEPS = "steps"
     ALL = "all"
 
 
-class DrillFail(enum.Enum):
-    """The results that fail a test in a drill."""
+class SweepFail(enum.Enum):
+    """The ends with a fault of the run that fail a test."""
 
     NOTHING = "nothing"
     HANG = "hang"

@@ -103,17 +103,17 @@ class UnitReports:
         return tuple(new)
 
 
-NO_RANKS = "it has no ranks that a drill can reach: use MultiProcessTestCase, or @pytest.mark.world_size"
+NO_RANKS = "it has no ranks that a fault can end: use MultiProcessTestCase, or @pytest.mark.world_size"
 
 
 def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
-    """The report on the faults of a test; in a drill with the names in the code, or why it has no faults."""
-    is_drill = environment.read_settings().drill is not None
+    """The report on the faults of a test; in a sweep of the run with the names in the code, or why it has no faults."""
+    is_of_run = environment.read_settings().sweep is not None
     for report in noted:
         if report.cells:
             # Elsewhere other tests of the file may reach them.
-            return replace(report, names=_names_in_code()) if is_drill else report
-    if not is_drill or COUNTS_AS[outcome] is not Category.PASSED:
+            return replace(report, names=_names_in_code()) if is_of_run else report
+    if not is_of_run or COUNTS_AS[outcome] is not Category.PASSED:
         return None
     return noted[0] if noted else SweepReport(why_not=NO_RANKS)
 

@@ -11,7 +11,7 @@ from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count, grouped
 from torch_testing_ext.runner.model import Category, FinishedTest, Summary, TestOutcome
 
-from . import drills_in_words, wording
+from . import sweeps_in_words, wording
 from .brief_failures import brief_details, by_cause, failing_attempts, heading_of_group, plain, styled
 from .console_layout import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, Style, Styler
 
@@ -51,8 +51,8 @@ class FinalSummary:
             self._skipped(),
             self._flaky(),
             self._leaked(),
-            *self._drills(),
-            self._not_drilled(),
+            *self._sweeps(),
+            self._not_swept(),
             self._not_reached(),
             self._unfinished(),
             self._warnings(),
@@ -200,20 +200,20 @@ class FinalSummary:
             *_table("left memory of a device in use:", of_memory),
         ]
 
-    def _drills(self) -> Iterator[list[str]]:
-        """The matrix of each test of a drill, and what hangs it."""
-        for result, report in drills_in_words.sweeps(self.summary):
-            if lines := drills_in_words.drill_lines(report):
+    def _sweeps(self) -> Iterator[list[str]]:
+        """The matrix of each test in a sweep of the run, and what hangs it."""
+        for result, report in sweeps_in_words.sweeps(self.summary):
+            if lines := sweeps_in_words.sweep_lines(report):
                 told = (line if style is None else self.styler(style, line) for style, line in lines)
-                yield [f"drill of {self._name(result)}:", *told]
+                yield [f"faults of {self._name(result)}:", *told]
 
-    def _not_drilled(self) -> list[str]:
-        why = grouped((report.why_not, self._name(result)) for result, report in drills_in_words.sweeps(self.summary))
+    def _not_swept(self) -> list[str]:
+        why = grouped((report.why_not, self._name(result)) for result, report in sweeps_in_words.sweeps(self.summary))
         rows = [(str(len(names)), "\n".join([reason, *names])) for reason, names in why.items() if reason]
-        return _table("not drilled:", rows)
+        return _table("without faults:", rows)
 
     def _not_reached(self) -> list[str]:
-        names = drills_in_words.not_reached(self.summary)
+        names = sweeps_in_words.not_reached(self.summary)
         return [f"no run has reached: {', '.join(map(wording.printable, names))}"] if names else []
 
     def _unfinished(self) -> list[str]:

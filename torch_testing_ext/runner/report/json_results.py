@@ -13,7 +13,7 @@ from typing import Any
 from torch_testing_ext.faults import SweepReport
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, RankLog, Summary
 
-from . import drills_in_words, wording
+from . import sweeps_in_words, wording
 from .recorder import History
 
 
@@ -39,7 +39,7 @@ def json_document(history: History) -> dict[str, Any]:
         "verdicts": {category.value: summary.count(category) for category in Category},
         "outcomes": Counter(finished.outcome.value for finished in summary.finished),
         "tests": [_test(finished, history) for finished in summary.finished],
-        "drill": _drill(summary),
+        "sweeps": _sweeps(summary),
         "unfinished": [str(test.id) for test in summary.unfinished],
         "warnings": summary.warnings,
     }
@@ -78,24 +78,24 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _drill(summary: Summary) -> dict[str, Any] | None:
-    """The results of a drill and of sweeps of tests; None without any."""
-    swept = drills_in_words.sweeps(summary)
+def _sweeps(summary: Summary) -> dict[str, Any] | None:
+    """What the faults of sweeps did; None without any."""
+    swept = sweeps_in_words.sweeps(summary)
     if not swept:
         return None
     return {
         "tests": [_sweep(result, report) for result, report in swept],
-        "not_reached": drills_in_words.not_reached(summary),
+        "not_reached": sweeps_in_words.not_reached(summary),
     }
 
 
 def _sweep(finished: FinishedTest, report: SweepReport) -> dict[str, Any]:
     return {
         "id": str(finished.test.id),
-        "asked_by": "drill" if report.is_drill else "test",
+        "asked_by": "run" if report.is_of_run else "test",
         "why_not": report.why_not or None,
         "cells": [{**asdict(cell), "end": cell.end.value} for cell in report.cells],
-        "hang_no_more": wording.hang_no_more(report) if report.is_drill else [],
+        "fails_no_more": report.fails_no_more(),
     }
 
 

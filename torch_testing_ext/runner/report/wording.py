@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from torch_testing_ext._collectives.worlds.world_views import WorldView, describe_world
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count, size_in_words
-from torch_testing_ext.faults import SweepEnd, SweepReport
 from torch_testing_ext.runner.events import RunBegan
 from torch_testing_ext.runner.model import (
     Attempt,
@@ -115,18 +114,6 @@ def skip_reasons(summary: Summary) -> list[tuple[str, int]]:
         reason = not_enough_devices(attempt.end.want) if attempt.end.want else title(attempt)
         reasons[reason] += 1
     return reasons.most_common()
-
-
-def hangs(report: SweepReport, known: bool) -> list[str]:
-    """The faults that hang a test, and why; those that are known to, with their reasons."""
-    hung = [cell for cell in report.cells if cell.end is SweepEnd.HUNG and bool(cell.known) is known]
-    return [f"{cell.fault} {cell.place}: {cell.known or printable(cell.title)}" for cell in hung]
-
-
-def hang_no_more(report: SweepReport) -> list[str]:
-    """The faults that are known to hang a test, and do not."""
-    others = [cell for cell in report.cells if cell.end is not SweepEnd.HUNG and cell.known]
-    return [*(f"{cell.fault}: {cell.end.value}; known to hang: {cell.known}" for cell in others), *report.missing]
 
 
 def not_enough_devices(want: str) -> str:

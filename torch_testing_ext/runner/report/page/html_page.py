@@ -14,7 +14,7 @@ from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestOutcome
-from torch_testing_ext.runner.report import brief_failures, drills_in_words, wording
+from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
 from torch_testing_ext.runner.report.recorder import History, all_lanes
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
@@ -239,7 +239,7 @@ class _Page:
         return " \N{MIDDLE DOT} ".join(filter(None, parts))
 
     def skips(self) -> Elements:
-        names = drills_in_words.not_reached(self._summary)
+        names = sweeps_in_words.not_reached(self._summary)
         if names:
             rows = [xml_element("li", xml_element("span", wording.printable(name))) for name in names]
             yield _list_of_reasons("Names that no run has reached", rows)
@@ -262,8 +262,8 @@ def _sweep(attempt: Attempt) -> Elements:
     if report is None:
         return
     if report.why_not:
-        yield xml_element("p", f"Not drilled: {report.why_not}", class_="facts")
-    for matrix in drills_in_words.matrices(report):
+        yield xml_element("p", f"Without faults: {report.why_not}", class_="facts")
+    for matrix in sweeps_in_words.matrices(report):
         head = xml_element("tr", *(xml_element("th", word) for word in matrix.head))
         rows = []
         for title, columns in matrix.rows:
@@ -271,11 +271,11 @@ def _sweep(attempt: Attempt) -> Elements:
             for of_cell in columns:
                 ends = of_cell[0].end.value if of_cell else ""
                 titles = "\n".join(dict.fromkeys(f"{cell.fault} {cell.place} {cell.title}" for cell in of_cell))
-                words = drills_in_words.cell_words(of_cell)
+                words = sweeps_in_words.cell_words(of_cell)
                 cells.append(xml_element("td", words, class_=css_class(ends), title=wording.printable(titles)))
             rows.append(xml_element("tr", xml_element("th", title), *cells))
         yield xml_element("table", head, *rows, class_="sweep")
-    told = [f"{heading}: {line}" for heading, lines, _ in drills_in_words.told_of_drill(report) for line in lines]
+    told = [f"{heading}: {line}" for heading, lines, _ in sweeps_in_words.told_of_run(report) for line in lines]
     if told:
         yield xml_element("ul", *(xml_element("li", line) for line in told))
 

@@ -8,15 +8,10 @@ from typing import NamedTuple
 
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext.faults import SweepCell, SweepEnd, SweepReport
-from torch_testing_ext.runner.model import (
-    FinishedTest,
-    Summary,
-)
+from torch_testing_ext.runner.model import FinishedTest, Summary
 
 from .console_layout import Style
-from .wording import duration, hang_no_more, hangs
-
-# -- drills, and sweeps of tests
+from .wording import duration, printable
 
 
 class Matrix(NamedTuple):
@@ -27,7 +22,7 @@ class Matrix(NamedTuple):
 
 
 def sweeps(summary: Summary) -> list[tuple[FinishedTest, SweepReport]]:
-    """The tests of a run that have had faults, or were left out by a drill."""
+    """The tests of a run that have had faults, or were left out."""
     return [(result, result.last.end.sweep) for result in summary.finished if result.last.end.sweep is not None]
 
 
@@ -80,25 +75,27 @@ def cell_words(cells: Sequence[SweepCell], with_seconds: bool = True) -> str:
 _MOST_TOLD = 10
 
 
-def drill_lines(report: SweepReport) -> list[tuple[Style | None, str]]:
-    """The matrices of a test in a drill as a table, and what hangs it; each line with its style."""
+def sweep_lines(report: SweepReport) -> list[tuple[Style | None, str]]:
+    """The matrices of a test in a sweep of the run as a table, and what hangs it; each line with its style."""
     lines: list[tuple[Style | None, str]] = []
-    for matrix in matrices(report) if report.is_drill else ():
+    for matrix in matrices(report) if report.is_of_run else ():
         rows = [matrix.head, *([title, *map(cell_words, cells)] for title, cells in matrix.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             lines.append((None, f"  {'  '.join(padded)}".rstrip()))
-    for heading, told, style in told_of_drill(report):
+    for heading, told, style in told_of_run(report):
         named = [*told[:_MOST_TOLD], *([f"and {len(told) - _MOST_TOLD} more"] if len(told) > _MOST_TOLD else [])]
         lines += [(style, f"  {heading}: {line}") for line in named]
     return lines
 
 
-def told_of_drill(report: SweepReport) -> list[tuple[str, list[str], Style]]:
-    """The lines of a drill besides its matrices: hangs, known ones, and known ones that are no more."""
-    if not report.is_drill:
+def told_of_run(report: SweepReport) -> list[tuple[str, list[str], Style]]:
+    """The lines of a sweep of the run besides its matrices: hangs, known ones, and known ones that are no more."""
+    if not report.is_of_run:
         return []
-    known, unknown = hangs(report, known=True), hangs(report, known=False)
-    gone = ("hangs no more", hang_no_more(report), Style.YELLOW)
-    return [("hangs", unknown, Style.RED), ("known to hang", known, Style.FAINT), gone]
+    return [
+        ("hangs", [printable(line) for line in report.hangs(known=False)], Style.RED),
+        ("known to hang", report.hangs(known=True), Style.FAINT),
+        ("hangs no more", report.fails_no_more(), Style.YELLOW),
+    ]

@@ -1,4 +1,4 @@
-"""`--drill` from the command line: the matrix on the console, in JSON and HTML, and the exit code."""
+"""`--sweep` from the command line: the matrix on the console, in JSON and HTML, and the exit code."""
 
 import sys
 
@@ -45,35 +45,35 @@ reason = "there is no such test"
 HANG = "kill(rank=1, at=call(1))"
 
 
-class DrillRunTest(RunsCase):
+class SweepRunTest(RunsCase):
     def test_reports_and_exit_code(self):
         self.write("test_waits.py", SUBJECT)
-        words = ["--drill=kill", "--drill-within=4", "--results=results.json", "--html=x.html", "test_waits.py"]
+        words = ["--sweep=kill", "--sweep-within=4", "--results=results.json", "--html=x.html", "test_waits.py"]
         if sys.version_info >= (3, 11):
             self.write("known.toml", KNOWN)
-            words.insert(0, "--drill-known=known.toml")
+            words.insert(0, "--sweep-known=known.toml")
         told = self.finish(self.start(*words), 0)
-        self.assertIn("drill of test_waits.py::test_waits:\n", told)
+        self.assertIn("faults of test_waits.py::test_waits:\n", told)
         self.assertRegex(told, r"\n  kill +rank 0 +rank 1\n  call\(1\) +recovered [0-9.]+ s.* +hung [0-9.]+ s\n")
         self.assertIn(f"\n  hangs: {HANG} at barrier #1: ", told)
         self.assertIn("\nno run has reached: never\n", told)
-        self.assertIn("it has no ranks that a drill can reach", told)
-        drill = self.results()["drill"]
-        tests = {test["id"].rpartition("::")[2]: test for test in drill["tests"]}
+        self.assertIn("it has no ranks that a fault can end", told)
+        sweeps = self.results()["sweeps"]
+        tests = {test["id"].rpartition("::")[2]: test for test in sweeps["tests"]}
         ends = {cell["fault"]: cell["end"] for cell in tests["test_waits"]["cells"]}
         self.assertEqual(ends, {"kill(rank=0, at=call(1))": "recovered", HANG: "hung"})
-        self.assertEqual((drill["not_reached"], tests["test_no_ranks"]["cells"]), (["never"], []))
+        self.assertEqual((sweeps["not_reached"], tests["test_no_ranks"]["cells"]), (["never"], []))
         page = (self.root / "x.html").read_text()
         self.assertIn('<td class="hung"', page)
         if sys.version_info >= (3, 11):
             gone = "kill(rank=0, at=call(1)): recovered; known to hang: somebody said so"
-            self.assertEqual(tests["test_waits"]["hang_no_more"], [gone])
+            self.assertEqual(tests["test_waits"]["fails_no_more"], [gone])
             self.assertIn(f"hangs no more: {gone}", told)
             self.assertIn(gone, page)
             self.assertIn("no test of this run is 'test_waits.py::test_wait', which is known to hang", told)
-        told = self.finish(self.start("--drill=kill", "--drill-within=4", "--drill-fail=hang", "test_waits.py"), 1)
+        told = self.finish(self.start("--sweep=kill", "--sweep-within=4", "--sweep-fail=hang", "test_waits.py"), 1)
         self.assertIn(f"1 of 2 faults hang this test; the first: {HANG} at barrier #1: ", told)
-        self.assertIn("--drill kill --drill-within 4.0 --drill-fail hang test_waits.py::test_waits", told)
+        self.assertIn("--sweep kill --sweep-within 4.0 --sweep-fail hang test_waits.py::test_waits", told)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drills: programs with known matrices, what fails a drill, and the tests that it leaves out."""
+"""Sweeps that a run asks for: programs with known matrices, what fails them, and the tests that are left out."""
 
 import contextlib
 import json
@@ -19,22 +19,27 @@ from torch_testing_ext._process import messages, notes
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import (
-    Drill,
     FaultPlan,
-    KnownHang,
+    KnownFailure,
+    Points,
+    Sweep,
     SweepEnd,
+    Wrong,
+    abort,
     call,
     exits,
     fault_of_text,
-    fault_of_word,
     fault_point,
     faults,
+    faults_of_text,
     kill,
     mark,
     raises,
+    segv,
     slow,
     step,
     stop,
+    store,
 )
 from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
 from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
@@ -42,7 +47,7 @@ from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.model import KnownFile
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options
-from torch_testing_ext.runner.report import drills_in_words, wording
+from torch_testing_ext.runner.report import sweeps_in_words
 
 
 class Programs(Ranks):
@@ -105,24 +110,24 @@ class Threads(MultiThreadedTestCase):
         pass
 
 
-def drilled(test, *words, **options):
-    """Run a test in a drill; its outcome, and what was noted."""
-    drill = Drill(tuple(map(fault_of_word, words)), **options)
-    setting = json.dumps(messages.encode(drill))
+def swept(test, text, points="call", wrong=Wrong.NOTHING, within=10.0, known=()):
+    """Run a test in a sweep of the run; its outcome, and what was noted."""
+    sweep = Sweep(faults_of_text(text), Points(points), within=within, known=known, wrong=wrong)
+    setting = json.dumps(messages.encode(sweep))
     notes.take_notes()
-    with mock.patch.dict("os.environ", _TORCH_TESTING_EXT_DRILL=setting):
+    with mock.patch.dict("os.environ", _TORCH_TESTING_EXT_SWEEP=setting):
         seen = outcome_of(test)
     return seen, notes.take_notes().sweeps
 
 
 def ends(report):
     """By fault: the words of its cells."""
-    return {cell.fault: drills_in_words.cell_words((cell,), with_seconds=False) for cell in report.cells}
+    return {cell.fault: sweeps_in_words.cell_words((cell,), with_seconds=False) for cell in report.cells}
 
 
 class ProgramsTest(unittest.TestCase):
     def test_the_death_that_hangs(self):
-        seen, (report,) = drilled(Programs("hangs"), "raises:ValueError", within=2.0)
+        seen, (report,) = swept(Programs("hangs"), "raises(ValueError)", within=2.0)
         self.assertEqual(seen.outcome, "passed", seen.message)
         expected = {
             "raises(ValueError, rank=0, at=call(1))": "passed",
@@ -131,28 +136,28 @@ class ProgramsTest(unittest.TestCase):
             "raises(ValueError, rank=1, at=call(2))": "hung",
         }
         self.assertEqual(ends(report), expected)
-        (hang,) = wording.hangs(report, known=False)
+        (hang,) = report.hangs(known=False)
         self.assertIn("raises(ValueError, rank=1, at=call(2)) at all_reduce #2", hang)
         self.assertIn("rank 1 raised ValueError", hang)
 
     def test_a_hang_fails_if_that_is_wanted(self):
-        known = KnownHang("test_drill.py::Programs::hangs", kill(1, at=mark("half")), "the reason")
+        known = KnownFailure(kill(1, at=mark("half")), "the reason", "test_sweeps_of_runs.py::Programs::hangs")
         gone = replace(known, fault=kill(0, at=mark("half")))
         no_more = replace(known, fault=kill(1, at=mark("half", 2)))
         other = replace(known, test="Others::hangs", fault=kill(1, at=mark("half", 3)))
-        options = {"points": "mark", "within": 2.0, "fails": True}
-        seen, (report,) = drilled(Programs("hangs"), "kill", **options, known=(known,))
+        options = {"points": "mark", "within": 2.0, "wrong": Wrong.HANGS}
+        seen, (report,) = swept(Programs("hangs"), "kill", **options, known=(known,))
         self.assertEqual(seen.outcome, "passed", seen.message)
         self.assertEqual(list(ends(report).values()), ["passed", "hung, known"])
-        seen, (report,) = drilled(Programs("hangs"), "kill", **options, known=(gone, no_more, other))
+        seen, (report,) = swept(Programs("hangs"), "kill", **options, known=(gone, no_more, other))
         self.assertIn("1 of 2 faults hang this test, and 2 known to hang it do so no more; the first: ", seen.message)
         self.assertIn("passes, though known to hang: the reason", seen.message)
         told = [f"{gone.fault}: passed; known to hang: the reason"]
         told.append(f"{no_more.fault}: there is no such point any more; known to hang: the reason")
-        self.assertEqual(wording.hang_no_more(report), told)
+        self.assertEqual(report.fails_no_more(), told)
 
     def test_recovery_is_told_apart(self):
-        seen, (report,) = drilled(Programs("recovers"), "kill", within=20.0)
+        seen, (report,) = swept(Programs("recovers"), "kill", within=20.0)
         self.assertEqual(seen.outcome, "passed", seen.message)
         self.assertEqual(set(ends(report).values()), {"recovered"})
 
@@ -165,10 +170,10 @@ class ProgramsTest(unittest.TestCase):
             (Programs("passes_nothing"), "its ranks pass no point of the kind: call"),
         ):
             with self.subTest(why=why):
-                seen, reports = drilled(test, "kill")
+                seen, reports = swept(test, "kill")
                 self.assertEqual(seen.outcome, "passed", seen.message)
                 self.assertEqual(next(report.why_not for report in reports if report.why_not), why)
-                self.assertFalse([cell for report in reports if report.is_drill for cell in report.cells])
+                self.assertFalse([cell for report in reports if report.is_of_run for cell in report.cells])
 
 
 def invented(plan, counts=(2, 2), happens=True, ending=RankEnding.PASSED):
@@ -184,23 +189,23 @@ def invented(plan, counts=(2, 2), happens=True, ending=RankEnding.PASSED):
 
 
 class InventedRunsTest(unittest.TestCase):
-    def report_of(self, run, drill=None):
+    def report_of(self, run, faults="kill", points="call", wrong=Wrong.NOTHING):
         notes.take_notes()
-        verdict = sweep_verdict((drill or Drill((kill(),))).sweep("T.test"), run)
+        verdict = sweep_verdict(Sweep(faults_of_text(faults), Points(points), wrong=wrong), run)
         return verdict, notes.take_notes().sweeps
 
     def test_ranks_that_pass_different_numbers_of_points(self):
         verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(Outcome.PASSED)))
         self.assertIs(verdict.outcome, Outcome.PASSED)
-        (matrix,) = drills_in_words.matrices(report)
+        (matrix,) = sweeps_in_words.matrices(report)
         self.assertEqual(matrix.head, ["kill", "rank 0", "rank 1"])
-        rows = {title: [drills_in_words.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
+        rows = {title: [sweeps_in_words.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
         self.assertEqual(rows, {"call(1)": ["passed 1.00 s"] * 2, "call(2) to call(3)": ["passed 1.00 s", "-"]})
 
     def test_a_rank_that_does_not_come_to_the_point_again(self):
         verdict, (report,) = self.report_of(
             lambda plan: (invented(plan, happens=False), Verdict(Outcome.FAILED if plan.faults else Outcome.PASSED)),
-            Drill((kill(),), fails=True),
+            wrong=Wrong.HANGS,
         )
         self.assertIs(verdict.outcome, Outcome.PASSED)
         self.assertEqual({cell.end for cell in report.cells}, {SweepEnd.ABSENT})
@@ -222,11 +227,12 @@ class InventedRunsTest(unittest.TestCase):
         tried = []
         self.report_of(
             lambda plan: (tried.extend(plan.faults), (invented(plan, (1,)), Verdict(Outcome.PASSED)))[1],
-            Drill((kill(), fault_of_word("stop:2")), "all"),
+            "kill, stop(2)",
+            "all",
         )
         at = ["call(1)", "step(1)"]
         self.assertEqual([str(each.at) for each in tried], at * 2)
-        self.assertEqual([each.word for each in tried], ["kill", "kill", "stop:2", "stop:2"])
+        self.assertEqual([(each.kind, each.seconds) for each in tried], [("kill", None)] * 2 + [("stop", 2)] * 2)
 
 
 class WordsTest(unittest.TestCase):
@@ -235,10 +241,21 @@ class WordsTest(unittest.TestCase):
             return read_options(words, {}, Path(folder), Path(folder)).options
 
     def test_faults(self):
-        for word in ("kill", "segv", "abort", "stop", "stop:2", "slow:1", "hold_gil:0.5", "exits:3", "raises:OSError"):
-            self.assertEqual(fault_of_word(word).word, word)
-            self.assertEqual(self.read("--drill", word).drill, word)
-        self.assertEqual(self.read("--drill", "kill, stop,kill").drill, "kill,stop")
+        for text in (
+            "kill",
+            "segv",
+            "abort",
+            "stop",
+            "stop(2)",
+            "slow(1)",
+            "hold_gil(0.5)",
+            "exits(3)",
+            "raises(OSError)",
+        ):
+            self.assertEqual(str(fault_of_text(text)), text)
+            self.assertEqual(self.read("--sweep", text).sweep, text)
+        self.assertEqual(self.read("--sweep", "kill(), stop,kill").sweep, "kill, stop")
+        self.assertEqual(faults_of_text("stop(2.5), raises(OSError)"), (stop(2.5), raises(OSError)))
 
     def test_faults_as_reports_write_them(self):
         for fault in (
@@ -246,13 +263,15 @@ class WordsTest(unittest.TestCase):
             stop(rank=0, at=step(3)),
             slow(0.5, 2, at=mark("it's half", 2)),
             exits(3, 0, at=mark("a, b=(c)")),
+            segv(0, at=call(2, "all_reduce", group=(0, 1), phase="after")),
+            abort(0, at=store(2, op="set")),
             raises(OSError, 1, at=call(1)),
         ):
             self.assertEqual(fault_of_text(str(fault)), fault)
-        self.assertEqual(fault_of_text(" kill( rank=1,at=call( 2 ) ) "), kill(1, at=call(2)))
+        self.assertEqual(fault_of_text(" kill( 1,at=call( n=2 ) ) "), kill(1, at=call(2)))
 
     def test_known_hangs_are_found_by_the_end_of_a_name(self):
-        known = KnownHang("T::test", kill(1, at=call(2)), "why")
+        known = KnownFailure(kill(1, at=call(2)), "why", "T::test")
         for test, is_of in (("test_x.py::T::test", True), ("T::test", True), ("XT::test", False), ("T::test2", False)):
             self.assertIs(known.is_of(test), is_of)
         strangers = KnownFile(Path("known.toml"), (known,)).strangers(["test_x.py::XT::test"])
@@ -260,26 +279,31 @@ class WordsTest(unittest.TestCase):
         self.assertEqual(KnownFile(Path("known.toml"), (known,)).strangers(["T::test", "other"]), [])
 
     def test_the_command_to_run_again(self):
-        words = ("--drill", "kill", "--drill-points", "steps", "--drill-fail", "hang")
+        words = ("--sweep", "kill", "--sweep-points", "steps", "--sweep-fail", "hang")
         self.assertIn(" ".join(words), run_again.command(self.read(*words)))
 
     def test_mistakes(self):
         for words, told in (
-            (("--drill", "kil"), "'kil' is not a fault; known are kill, segv"),
-            (("--drill", ""), "'' is not a fault; known are"),
-            (("--drill", "kill:3"), "kill has no value"),
-            (("--drill", "slow:x"), "'slow:x': 'x' is not a number"),
-            (("--drill", "slow:0"), "greater than 0"),
-            (("--drill", "exits:300"), "a number from 0 to 255"),
-            (("--drill", "raises:Nothing"), "give an exception of Python"),
-            (("--drill", "raises:UnicodeDecodeError"), "it cannot be made without arguments"),
-            (("--drill", "kill", "--drill-points", "call"), "'call' is not one of calls, steps, all"),
-            (("--drill", "kill", "--drill-within", "0"), "not a positive number of seconds"),
-            (("--drill", "kill", "--drill-fail", "error"), "'error' is not one of nothing, hang"),
-            (("--drill-fail", "hang"), "--drill-fail needs --drill"),
-            (("--drill", "kill", "--pdb"), "--drill and --pdb cannot be combined"),
-            (("--drill", "kill", "--trace"), "--drill and --trace cannot be combined"),
-            (("--drill", "kill", "--drill-known", "none.toml"), "No such file"),
+            (("--sweep", "kil"), "'kil' is not a fault; known are kill, segv"),
+            (("--sweep", ""), "'' is not a fault, such as kill"),
+            (("--sweep", "kill:3"), "'kill:3' is not a fault, such as kill, stop(2)"),
+            (("--sweep", "kill(rank=1)"), "kill(rank=1): leave out rank and point: all are tried"),
+            (("--sweep", "kill(seconds=1)"), "kill(seconds=1): kill() got an unexpected keyword argument"),
+            (("--sweep", "slow"), "slow(): slow() missing 1 required positional argument: 'seconds'"),
+            (("--sweep", "slow(x)"), "'x' is not an exception of Python"),
+            (("--sweep", "slow('x')"), "give the seconds that it lasts"),
+            (("--sweep", "slow(0)"), "greater than 0"),
+            (("--sweep", "exits(300)"), "a number from 0 to 255"),
+            (("--sweep", "raises(Nothing)"), "'Nothing' is not an exception of Python"),
+            (("--sweep", "raises(UnicodeDecodeError)"), "give an exception that is made"),
+            (("--sweep", "stop(print())"), "'print()' is not a fault"),
+            (("--sweep", "kill", "--sweep-points", "call"), "'call' is not one of calls, steps, all"),
+            (("--sweep", "kill", "--sweep-within", "0"), "not a positive number of seconds"),
+            (("--sweep", "kill", "--sweep-fail", "error"), "'error' is not one of nothing, hang"),
+            (("--sweep-fail", "hang"), "--sweep-fail needs --sweep"),
+            (("--sweep", "kill", "--pdb"), "--sweep and --pdb cannot be combined"),
+            (("--sweep", "kill", "--trace"), "--sweep and --trace cannot be combined"),
+            (("--sweep", "kill", "--sweep-known", "none.toml"), "No such file"),
         ):
             with self.subTest(words=words), self.assertRaises(UsageError) as caught:
                 self.read(*words)
@@ -297,17 +321,17 @@ class WordsTest(unittest.TestCase):
             (f'[[known]]\n{whole}reasn = ""\n', "reasn is not one of test, fault, reason. Did you mean: reason"),
             ('[[known]]\ntest = "T::test"\n', "fault is missing"),
             (f"[[known]]\n{whole.replace('kill', 'kil')}", "'kil' is not a fault; known are kill, segv"),
-            (f"[[known]]\n{whole.replace('at=call(2)', '2')}", "is not a fault as drills report it"),
+            (f"[[known]]\n{whole.replace(', at=call(2)', '')}", "'kill(rank=1)' has no rank and point"),
             (f"[[known]]\n{whole}[[known]]\n{whole.replace('call(2)', 'call(0)')}", "line 5: call: n is 0; the first"),
-            (f"[[known]]\n{whole.replace('call(2)', 'call(2, 3)')}", "is not a fault as drills report it"),
-            (f"[[known]]\n{whole.replace('call(2)', 'store(2)')}", "is not a fault as drills report it"),
+            (f"[[known]]\n{whole.replace('call(2)', 'call(2, 3)')}", "call(2, 3): there is no such operation"),
+            (f"[[known]]\n{whole.replace('call(2)', '2')}", "kill: at is 2; give a point"),
             (f"[[known]]\n{whole.replace('rank=1', 'rank=-1')}", "a rank is a number, 0 or more"),
             (f"known = [{{ {inline} }}]", "number 1: 'kil' is not a fault"),
         ):
             with self.subTest(told=told), tempfile.TemporaryDirectory() as folder:
                 file = write(Path(folder), "known.toml", content)
                 with self.assertRaises(UsageError) as caught:
-                    self.read("--drill", "kill", "--drill-known", str(file))
+                    self.read("--sweep", "kill", "--sweep-known", str(file))
                 self.assertIn(told, str(caught.exception))
 
 

@@ -1,0 +1,109 @@
+"""Faults that a test plans, each at its point, and what must follow."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from torch_testing_ext import fault_points
+
+from .kinds import PlannedFault, PlannedRestart, is_number
+
+# Keeps these frames out of tracebacks.
+__unittest = True
+
+T = TypeVar("T")
+
+# The attribute of a test that has them.
+PLAN = "_torch_testing_ext_faults"
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """All faults of a test, and what must follow."""
+
+    faults: tuple[PlannedFault, ...] = ()
+    restarts: tuple[int, ...] = ()
+    within: float | None = None
+    must_reach: tuple[str, ...] = ()
+
+    @property
+    def victims(self) -> frozenset[int]:
+        """The ranks that have faults."""
+        return frozenset(fault.rank for fault in self.faults if fault.rank is not None)
+
+    @property
+    def stopped_for_good(self) -> frozenset[int]:
+        """The ranks that a fault stops until another rank heals them."""
+        stops = [fault for fault in self.faults if fault.kind == "stop" and fault.seconds is None]
+        return FaultPlan(tuple(stops)).victims
+
+    def why_not(self, world_size: int) -> str:
+        """Why this plan is impossible for so many ranks, with the remedy; "" if it is not."""
+        ranks = [*((fault.rank, str(fault)) for fault in self.faults), *((r, f"restart({r})") for r in self.restarts)]
+        for rank, what in ranks:
+            if rank is not None and rank >= world_size:
+                return f"{what}: the test has {world_size} ranks; give a rank from 0 to {world_size - 1}"
+        return ""
+
+
+def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Iterable[str] = ()) -> FaultPlan:
+    """Make a plan of the arguments of `@faults`. Raises ValueError, which names the remedy."""
+    planned = tuple(planned)
+    chosen = tuple(each for each in planned if isinstance(each, PlannedFault))
+    restarts = tuple(each.rank for each in planned if isinstance(each, PlannedRestart))
+    if len(chosen) + len(restarts) < len(planned) or not chosen:
+        raise ValueError("@faults takes faults, such as @faults(kill(rank=1, at=call(3)))")
+    for fault in chosen:
+        if fault.rank is None or fault.at is None:
+            raise ValueError(f"{fault}: say which rank and where: {fault.kind}(..., rank=1, at=call(3))")
+    points = [(fault.rank, fault.at) for fault in chosen]
+    for number, place in enumerate(points):
+        if place in points[:number]:
+            raise ValueError(f"rank {place[0]} has two faults at {place[1]}; give each a point of its own")
+    for rank in restarts:
+        if not any(fault.rank == rank and (fault.is_deadly or fault.kind == "raises") for fault in chosen):
+            raise ValueError(f"restart({rank}): no fault ends that rank; give it one, such as kill(rank={rank}, ...)")
+    if within is not None and not (is_number(within) and within > 0):
+        raise ValueError(f"@faults(within={within!r}): give a number of seconds greater than 0")
+    if isinstance(must_reach, str):
+        raise ValueError(f"@faults(must_reach={must_reach!r}): give a list of names")
+    return FaultPlan(chosen, restarts, within, tuple(must_reach))
+
+
+def faults(*planned: Any, within: float | None = None, must_reach: Iterable[str] = ()) -> Callable[[T], T]:
+    """Decorator: these faults happen while the test runs, and each must.
+
+    `within`: survivors end so many seconds after a fault at the latest. `must_reach`: names that some rank must give
+    to `reached`.
+    """
+    return giving("@faults", plan_of(planned, within, must_reach))
+
+
+def giving(decorator: str, plan: object) -> Callable[[T], T]:
+    def decorate(test: T) -> T:
+        if isinstance(test, type):
+            raise ValueError(f"{decorator} is for a test, and {test.__name__} is a class: decorate its methods")
+        if hasattr(test, PLAN):
+            raise ValueError(f"{decorator}: this test has faults already; give it all in one decorator")
+        guarded: Any = test if inspect.iscoroutinefunction(test) else _guarded(test)
+        setattr(guarded, PLAN, plan)
+        return cast("T", guarded)
+
+    return decorate
+
+
+def _guarded(test: Any) -> Any:
+    """The test, which fails where nobody has its faults happen."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if fault_points.rank is None:
+            bases = "MultiProcessTestCase, MultiProcContinuousTest, or @pytest.mark.world_size"
+            raise RuntimeError(f"@faults: {test.__qualname__} does not run in ranks that can die: use {bases}")
+        return test(*args, **kwargs)
+
+    return run
