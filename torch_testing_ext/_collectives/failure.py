@@ -38,7 +38,7 @@ class Detail(NamedTuple):
     printed: int
 
 
-# From all that there is to the least that helps.
+# The limits from all that there is to the least that helps.
 _DETAILS = (
     Detail(MOST_CONTEXT, MOST_SITES, 5, MOST_PRINTED),
     Detail(1, 2, 5, 3),
@@ -179,7 +179,7 @@ class FailureView:
     rows: tuple[RankRow, ...] = ()
     # Where it failed: the lines to show, the most important first.
     sites: tuple[Site, ...] = ()
-    # Of these, and the lines before them.
+    # The lines of these sites, and the lines before them.
     source: tuple[SourceLine, ...] = ()
     values: tuple[Value, ...] = ()
     # The last lines that the culprit has printed.

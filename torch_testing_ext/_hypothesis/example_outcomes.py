@@ -39,7 +39,7 @@ class ExampleOutcome:
 
     @property
     def ends_example(self) -> bool:
-        """Does this outcome of one rank make the example pointless in the others?"""
+        """Whether this outcome of one rank makes the example pointless in the others."""
         return self.kind is not ExampleKind.PASSED
 
 
@@ -54,7 +54,7 @@ def outcome_of_error(error: BaseException, interrupted: bool) -> ExampleOutcome:
 
 
 def _has_lost_peer(error: BaseException, interrupted: bool) -> bool:
-    """Was the error raised because another rank has left the example?"""
+    """Whether the error was raised because another rank has left the example."""
     if isinstance(error, AssertionError):
         return False
     return interrupted or isinstance(error, NoMoreDraws) or cause_of(error) is Cause.LOST_PEER
@@ -75,7 +75,7 @@ class JudgedExample:
 
     @property
     def is_damaging(self) -> bool:
-        """May the ranks have taken part in different collectives? Not if all of them got equally far."""
+        """Whether the ranks may have taken part in different collectives. Not if all of them got equally far."""
         kinds = {outcome.kind for outcome in self.outcomes}
         return len(kinds) > 1 or self.kind in (ExampleKind.FAILED, ExampleKind.INTERRUPTED)
 

@@ -142,7 +142,7 @@ class Watchdog:
         return GRACE if is_recent and self._is_still_inside() else _TICK
 
     def _is_still_inside(self) -> bool:
-        """Is the main thread still in an example that was interrupted? Its connections may be busy, or be new ones."""
+        """Whether the main thread is still in an interrupted example. Its connections may be busy, or be new ones."""
         with self._lock:
             return self._inside is not None and self.interrupted == self._inside
 

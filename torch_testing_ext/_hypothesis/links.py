@@ -134,7 +134,7 @@ class Link:
 
     @property
     def is_lost(self) -> bool:
-        """Has the other rank closed its end?"""
+        """Whether the other rank has closed its end."""
         return any(event & select.POLLHUP for _, event in self._poll.poll(0))
 
     def has_message(self, timeout: float) -> bool:

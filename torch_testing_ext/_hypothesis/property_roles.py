@@ -204,7 +204,7 @@ class Leader(Participant):
     def _send(self, message: MainMessage) -> None:
         for rank, link in self.links.items():
             link.send(message)
-            # At once: to wait for it in a collective takes long.
+            # Raise at once: a wait in a collective takes long.
             if link.is_lost:
                 self._raise_lost(rank)
 

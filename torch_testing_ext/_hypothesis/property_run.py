@@ -122,7 +122,7 @@ def _lead(
         if examples is not None and not leader.passed:
             raise Unsatisfiable(f"the property rejected all {leader.count} examples, so it tested nothing")
         if leader.needs_new_groups:
-            # For the rest of the test.
+            # The rest of the test needs groups.
             leader.recreate_groups()
     except PropertyFailure as failure:
         lines += getattr(failure, "__notes__", ())

@@ -12,7 +12,7 @@ from torch import nn
 
 
 def has_triton() -> bool:
-    """Can Triton compile for the current device? `torch.utils._triton`: all."""
+    """Whether Triton can compile for the current device. `torch.utils._triton`: all."""
     from torch.utils._triton import has_triton
 
     return has_triton()
@@ -58,14 +58,14 @@ def reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
 
 
 def is_idle(model: Any) -> bool:
-    """Is this FSDP1 module between steps? `TrainingState`: all."""
+    """Whether this FSDP1 module is between steps. `TrainingState`: all."""
     from torch.distributed.fsdp._common_utils import TrainingState
 
     return model.training_state is TrainingState.IDLE
 
 
 def keeps_parameters_after_forward(model: Any) -> bool:
-    """Does this FSDP1 module's sharding strategy leave parameters unsharded until the backward? All."""
+    """Whether this FSDP1 module's sharding strategy leaves parameters unsharded until the backward. All."""
     from torch.distributed.fsdp._init_utils import NO_RESHARD_AFTER_FORWARD_STRATEGIES
 
     return model.sharding_strategy in NO_RESHARD_AFTER_FORWARD_STRATEGIES
@@ -87,7 +87,7 @@ def gather_sharded_tensors(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Is it a DTensor, or one of the older sharded tensors? `_shard.sharded_tensor.ShardedTensor`: 2.11 to 2.15."""
+    """Whether it is a DTensor or an older sharded tensor. `_shard.sharded_tensor.ShardedTensor`: 2.11 to 2.15."""
     from torch.distributed._shard.sharded_tensor import ShardedTensor  # type: ignore[attr-defined, unused-ignore]
     from torch.distributed.tensor import DTensor
 

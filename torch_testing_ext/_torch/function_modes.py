@@ -16,7 +16,7 @@ def pop_torch_function_mode() -> None:
 
 
 def torch_function_state() -> Any:
-    """Is `__torch_function__` enabled? `_get_torch_function_state`: 2.11 to 2.15."""
+    """Whether `__torch_function__` is enabled. `_get_torch_function_state`: 2.11 to 2.15."""
     return torch._C._get_torch_function_state()  # type: ignore[attr-defined, unused-ignore]
 
 

@@ -31,7 +31,7 @@ def exempt_imported(garbage: int | None = 1) -> None:
 
 
 def has_exempted_imported() -> bool:
-    """Has this process, or the one that it was forked from, exempted what it had imported?
+    """Whether this process, or the one that it was forked from, has exempted what it had imported.
 
     `gc.get_freeze_count` would count all of these objects, which takes 10 ms.
     """

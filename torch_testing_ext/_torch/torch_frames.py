@@ -17,7 +17,7 @@ TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def is_of_torch(file: str) -> bool:
-    """Is this the name of one of torch's source files, or of code that was not read from a file?
+    """Whether this names one of torch's source files, or code that was not read from a file.
 
     So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
     """
@@ -65,12 +65,12 @@ def _is_ours(frame: Any) -> bool:
 
 
 def is_called_by_distributed(issuer: Any) -> bool:
-    """Does a function of torch.distributed in Python issue the operation? Its caller then gets the work."""
+    """Whether a function of torch.distributed in Python issues the operation. Its caller then gets the work."""
     return issuer is not None and issuer.f_code.co_filename.endswith(_DISTRIBUTED)
 
 
 def is_called_as(name: str, issuer: Any) -> bool:
-    """Does a function of torch.distributed of this name issue the operation, perhaps by another one?"""
+    """Whether a function of torch.distributed of this name issues the operation, perhaps by another one."""
     while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
         if issuer.f_code.co_name == name:
             return True
@@ -83,14 +83,14 @@ _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 
 def is_vote(issuer: Any) -> bool:
-    """Does a stage of a pipeline receive how others vote?"""
+    """Whether a stage of a pipeline receives how others vote."""
     while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
         issuer = issuer.f_back
     return issuer is not None and issuer.f_code.co_name in _VOTES
 
 
 def is_for_join(issuer: Any) -> bool:
-    """Does the operation tell ranks without inputs that this one goes on?
+    """Whether the operation tells ranks without inputs that this one goes on.
 
     Nobody needs to wait for that: optimizers and DDP drop the work, or leave it to C++.
     """
@@ -100,7 +100,7 @@ def is_for_join(issuer: Any) -> bool:
     return file is not None and issuer.f_code.co_filename.endswith(file)
 
 
-# By function, the arguments that say it: of `_redistribute` and `_functional_collectives`, 2.11 to 2.15.
+# The arguments that say it, by function of `_redistribute` and `_functional_collectives`: 2.11 to 2.15.
 _FILES = (os.path.join("tensor", "_redistribute.py"), "_functional_collectives.py")
 _ARGUMENTS = {
     "redistribute_local_tensor": ("current_spec", "target_spec"),

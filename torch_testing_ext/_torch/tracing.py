@@ -18,7 +18,7 @@ def import_tracer() -> None:
 
 
 def traces_for_script() -> bool:
-    """Does `torch.jit.trace` trace now? torch 2.0 to 2.15."""
+    """Whether `torch.jit.trace` traces now: torch 2.0 to 2.15."""
     return torch._C._get_tracing_state() is not None
 
 
@@ -74,7 +74,7 @@ def fake_of_captured(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_fake(value: object) -> bool:
-    """Is `value` a fake tensor? torch 2.0 to 2.15."""
+    """Whether `value` is a fake tensor: torch 2.0 to 2.15."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, FakeTensor)
@@ -183,7 +183,7 @@ def calling_modes(device: str) -> tuple[Any, ...]:
 
 
 def foreach_by_default(device: torch.device) -> bool:
-    """Do optimizers use their foreach form by default on this device? torch 2.0 to 2.15."""
+    """Whether optimizers use their foreach form by default on this device: torch 2.0 to 2.15."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     return device.type in _get_foreach_kernels_supported_devices()
@@ -230,7 +230,7 @@ def _frame_of_backward(frame: Any) -> Any:
 
 
 def backward_accumulates() -> bool:
-    """Does the backward that runs now leave gradients, as `backward()` does and `torch.autograd.grad` does not?
+    """Whether the backward that runs now leaves gradients, as `backward()` does and `torch.autograd.grad` does not.
 
     torch 2.4 to 2.15.
     """
@@ -272,7 +272,7 @@ def put_function_mode(mode: Any, enter: bool) -> None:
 
 
 def meets_all(func: Any, args: Sequence[Any]) -> bool:
-    """Is a function that a mode sees a collective of the default group? torch 2.5 to 2.15."""
+    """Whether a function that a mode sees is a collective of the default group: torch 2.5 to 2.15."""
     import torch.distributed as dist
 
     module = str(getattr(func, "__module__", ""))
@@ -284,7 +284,7 @@ def meets_all(func: Any, args: Sequence[Any]) -> bool:
 
 
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Do hooks of others run before or after each step of an optimizer? torch 2.0 to 2.15."""
+    """Whether hooks of others run before or after each step of an optimizer: torch 2.0 to 2.15."""
     from torch.optim import optimizer as module
 
     hooks = (

@@ -26,7 +26,7 @@ from torch_testing_ext._collectives.failure import (
     SourceLine,
     Value,
 )
-from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.abandoned_calls import first_abandoned
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
@@ -243,7 +243,7 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
 
 def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
     """The lines where a rank that passed has probably left, before the collective that others are in."""
-    kinds = (FindingKind.LEFT_ALONE, FindingKind.BEHIND)
+    kinds = (FindingKind.ABANDONED, FindingKind.BEHIND)
     missed = next((doing_of_rank.site for doing_of_rank in doing.values() if doing_of_rank.site is not None), None)
     if report.rank not in fault.culprits or fault.finding is None or fault.finding.kind not in kinds:
         return []
@@ -347,7 +347,7 @@ def _other_sentences(fault: Fault) -> list[str]:
 def _screen_follows(fault: Fault) -> bool:
     """Does what was found only say that the others wait for the culprits?"""
     found = fault.finding
-    return found is not None and found.kind is FindingKind.LEFT_ALONE and set(found.ranks) <= set(fault.culprits)
+    return found is not None and found.kind is FindingKind.ABANDONED and set(found.ranks) <= set(fault.culprits)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def _judge(
         return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # If any code is allowed, so is that of a skip; but a rank that had to be ended never makes a pass.
     if running or (skips and not expected.any_code):
-        alone = _left_alone(reports)
+        alone = _abandoned(reports)
         return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         title = f"rank 0 of {len(reports)} should have ended with {_code(expected.code)}, but ended with "
@@ -494,7 +494,7 @@ def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     """The fault in the collectives that may explain failures."""
     known = {finding.kind: finding for finding in reversed(_known(reports))}
     mismatch = _mismatch(reports, expected)
-    return mismatch or known.get(FindingKind.RACE) or _left_alone(reports) or known.get(FindingKind.UNWAITED)
+    return mismatch or known.get(FindingKind.RACE) or _abandoned(reports) or known.get(FindingKind.UNWAITED)
 
 
 def _known(reports: Sequence[RankReport]) -> list[Finding]:
@@ -505,10 +505,10 @@ def _known(reports: Sequence[RankReport]) -> list[Finding]:
     return sorted(found, key=lambda one: one.gravity)
 
 
-def _left_alone(reports: Sequence[RankReport]) -> Finding | None:
+def _abandoned(reports: Sequence[RankReport]) -> Finding | None:
     waiting = [r.rank for r in reports if _lost_a_peer(r) or r.ending is RankEnding.STOPPED]
     alone = {r.rank: ended(r) for r in reports if r.rank not in waiting}
-    return first_left_alone(_records(reports), alone, waiting) if waiting else None
+    return first_abandoned(_records(reports), alone, waiting) if waiting else None
 
 
 def _lost_a_peer(report: RankReport) -> bool:
@@ -518,7 +518,7 @@ def _lost_a_peer(report: RankReport) -> bool:
 def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdict:
     """The verdict where the collectives are at fault."""
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
-    is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE, FindingKind.RECORDER)
+    is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.ABANDONED, FindingKind.RECORDER)
     fault = Fault(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
     calls = f"{finding.sentence}\n{finding.calls}"
     return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls, finding)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, waiting_calls
-from torch_testing_ext._collectives.findings.diverged_replicas import first_parted
+from torch_testing_ext._collectives.findings.diverged_replicas import first_diverged
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
 from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of_rank
@@ -107,7 +107,7 @@ class Logs:
         may_be_inverted = SanitizeKind.ORDER in self.sanitize.kinds and uses_groups(headers) > 1
         have_results = any(results_beside(path).exists() for path in self._paths)
         if have_passed and is_quiet(headers) and not may_be_inverted and not have_results:
-            return self._with_parted(reports)
+            return self._with_diverged(reports)
         contents = self.read()
         completed = []
         for report in reports:
@@ -119,7 +119,7 @@ class Logs:
         if have_passed and completed:
             issued = [report.issued for report in completed if report.issued is not None]
             completed[0] = _with_findings(completed[0], *self._of_order(issued))
-        return self._with_parted(self._with_wrong_results(completed) if have_results else completed)
+        return self._with_diverged(self._with_wrong_results(completed) if have_results else completed)
 
     def _with_wrong_results(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with the results that are not those of the inputs."""
@@ -130,16 +130,16 @@ class Logs:
         found = grouped((finding.ranks[0], finding) for finding in wrong_results(records, results))
         return [_with_findings(report, *found.get(report.rank, ())) for report in reports]
 
-    def _with_parted(self, reports: Sequence[RankReport]) -> list[RankReport]:
+    def _with_diverged(self, reports: Sequence[RankReport]) -> list[RankReport]:
         """The reports with the first tensor that is not alike on all ranks, though it must be."""
         if SanitizeKind.REPLICAS not in self.sanitize.kinds:
             return list(reports)
         looks = {rank: looks_of(path) for rank, path in enumerate(self._paths)}
-        parted = first_parted(looks)
-        if parted is None:
+        diverged = first_diverged(looks)
+        if diverged is None:
             return list(reports)
-        first = parted.ranks[0]
-        return [_with_findings(report, parted) if report.rank == first else report for report in reports]
+        first = diverged.ranks[0]
+        return [_with_findings(report, diverged) if report.rank == first else report for report in reports]
 
     def _of_order(self, records: Sequence[RankRecord]) -> Iterator[Finding]:
         """The orders of calls that passed only by chance, or since sends are buffered."""

@@ -7,7 +7,7 @@ import threading
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.abandoned_calls import first_abandoned
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, waiting_calls
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
@@ -103,7 +103,7 @@ class LogTest(unittest.TestCase):
         records = [rank.record for rank in ranks]
         self.assertEqual(waiting_calls(records), {})
         self.assertIsNone(first_unmatched(records))
-        found = first_left_alone(records, {0: "passed"}, [1])
+        found = first_abandoned(records, {0: "passed"}, [1])
         self.assertIn("rank 0 left without sending; rank 1 is waiting in recv #1 from rank 0", found.sentence)
 
     def test_calls_before_an_error_of_torch_count_as_raised(self):

@@ -1,4 +1,4 @@
-"""Tests the rules on records made by hand: which ranks disagree, which can go on, and which are left alone."""
+"""Tests the rules on records made by hand: which ranks disagree, which can go on, and which are abandoned."""
 
 import json
 import unittest
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch_testing_ext._collectives.blocked.rank_state import PythonThread, RankState, ThreadState, why_not_blocked
 from torch_testing_ext._collectives.failure import Site
-from torch_testing_ext._collectives.findings.abandoned_calls import first_left_alone
+from torch_testing_ext._collectives.findings.abandoned_calls import first_abandoned
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
 from torch_testing_ext._collectives.findings.finding import FindingKind
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
@@ -268,7 +268,7 @@ class TestDeadlocked(unittest.TestCase):
     def test_a_member_that_has_ended(self):
         found = self.found([entry(0, 1, over=False)], [], [], ended=[1])
         self.assertEqual(found.sentence, "rank 1 left before all_reduce #1 of group dp; rank 0 is waiting in it")
-        self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
+        self.assertEqual((found.kind, found.ranks), (FindingKind.ABANDONED, (1,)))
 
     def test_waiting_for_a_rank_that_is_deadlocked(self):
         """Rank 2 is not in the cycle, but behind it."""
@@ -300,13 +300,13 @@ class TestLeftAlone(unittest.TestCase):
     def test_a_rank_that_returned(self):
         """The collective of a rank that has lost its peer counts as over."""
         records = world([entry(0, 0), entry(1, 0, count=3)], [entry(0, 0)], [entry(0, 0), entry(1, 0, count=3)])
-        found = first_left_alone(records, {1: "passed"}, [0, 2])
+        found = first_abandoned(records, {1: "passed"}, [0, 2])
         self.assertEqual(found.sentence, "rank 1 left before all_reduce #2; ranks 0, 2 are waiting in it")
         self.assertEqual(found.ranks, (1,))
 
     def test_all_have_come(self):
         same = [entry(0, 0)]
-        self.assertIsNone(first_left_alone(world(same, same, same), {1: "passed"}, [0, 2]))
+        self.assertIsNone(first_abandoned(world(same, same, same), {1: "passed"}, [0, 2]))
 
 
 def thread(number, syscall="202 0x1 0x189 0x0 0x0 0x0 0x0", name="python", state="S", ran="1 2 3"):
@@ -588,7 +588,7 @@ class TestProof(unittest.TestCase):
         calls = [entry(0, 1, over=False)], [], []
         first = self.probe(self.NOTHING, *calls, ended=(1,))
         found = self.probe(first.evidence, *calls, ended=(1,)).finding
-        self.assertEqual((found.kind, found.ranks), (FindingKind.LEFT_ALONE, (1,)))
+        self.assertEqual((found.kind, found.ranks), (FindingKind.ABANDONED, (1,)))
 
 
 if __name__ == "__main__":

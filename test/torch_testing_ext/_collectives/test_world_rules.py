@@ -110,7 +110,7 @@ class WorldRulesTest(WorldCase):
             if len(senders) == 2:
                 self.assertIsNone(finding)
             else:
-                self.assertEqual(finding.kind, FindingKind.LEFT_ALONE)
+                self.assertEqual(finding.kind, FindingKind.ABANDONED)
                 self.assertIn("rank 0 is waiting in recv #2 from any rank", finding.sentence)
 
     def test_the_host_waits(self):

@@ -154,13 +154,13 @@ def _outside(innermost: types.FrameType) -> Iterator[types.FrameType]:
 
 
 def _waits_for_work(thread: int) -> bool:
-    """Is the thread known to wait for a work? Only where the hook is installed."""
+    """Whether the thread is known to wait for a work. It is only where the hook is installed."""
     hook = sys.modules.get("torch_testing_ext._torch.operations.watched_waits")
     return hook is not None and bool(hook.is_waiting_for_work(thread))
 
 
 def _has_children() -> bool:
-    """Has this process started others, which may send it a signal? True where the system does not say."""
+    """Whether this process has started others, which may send it a signal. True where the system does not say."""
     try:
         return any(Path(f"/proc/self/task/{name}/children").read_bytes() for name in os.listdir("/proc/self/task"))
     except OSError:

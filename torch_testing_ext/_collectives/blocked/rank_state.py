@@ -78,13 +78,13 @@ class RankState:
 
     @property
     def waits_at_store(self) -> bool:
-        """Does the main thread wait at a store? Such a wait looks again and again, or reads from a connection."""
+        """Whether the main thread waits at a store. Such a wait looks again and again, or reads from a connection."""
         call = next((thread.syscall for thread in self.threads if thread.number == self.main), "")
         return self.at_store is not None and call.split()[:1] != [_FUTEX.get(self.machine)]
 
     @property
     def waits_in_own_process(self) -> bool:
-        """Does the main thread wait without end, and not in torch: for a lock, or for another thread?"""
+        """Whether the main thread waits without end, and not in torch: for a lock, or for another thread."""
         main = next((thread for thread in self.threads if thread.number == self.main), None)
         is_in_torch = self.in_torch or self.for_work or self.calls == "wait"
         return main is not None and not is_in_torch and _waits_without_end(main, self.machine, may_be_timed=False)
@@ -145,7 +145,7 @@ class _Probes:
         return None
 
     def _is_harmless(self, thread: ThreadState) -> bool:
-        """May a thread run, since it only serves, or looks at a store again and again?"""
+        """Whether a thread may run, since it only serves, or looks at a store again and again."""
         if thread.number == self.second.main:
             return self.second.waits_at_store and thread.state == "S"
         machine = self.second.machine
@@ -187,7 +187,7 @@ class _Probes:
 
 
 def _serves(thread: ThreadState | None, machine: str) -> bool:
-    """Is this a thread that matters only through the collectives which it completes?"""
+    """Whether this thread matters only through the collectives which it completes."""
     if thread is None:
         return False
     if thread.name in _SERVING_THREADS:
@@ -200,7 +200,7 @@ def _serves(thread: ThreadState | None, machine: str) -> bool:
 
 
 def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) -> bool:
-    """Is the thread asleep in a futex of this process, without a time-out unless it may have one?"""
+    """Whether the thread is asleep in a futex of this process, without a time-out unless it may have one."""
     number, *arguments = thread.syscall.split() or [""]
     if thread.state != "S" or number != _FUTEX.get(machine) or len(arguments) < 4:
         return False

@@ -18,13 +18,13 @@ _MOST_OBJECTS = 20_000
 # The parts of torch's modules that may issue a collective, and the functions that end the process.
 _OF_TORCH = ("distributed", "parallel")
 _ENDING = ("_exit", "abort", "kill", "pthread_kill", "raise_signal")
-# Of a thread: it may be ours.
+# The hook for exceptions of a thread, which may be ours.
 _HOOK = "_invoke_excepthook"
 _PLAIN = (str, bytes, int, float, complex, type(None), types.BuiltinFunctionType)
 
 
 def can_reach(frame: types.FrameType | None) -> bool:
-    """Can the thread with this innermost frame reach torch.distributed?"""
+    """Whether the thread with this innermost frame can reach torch.distributed."""
     left: list[Any] = []
     while frame is not None:
         left += variables_of(frame)
@@ -124,7 +124,7 @@ def _communicates(module: str) -> bool:
 
 
 def _is_forbidden(value: Any) -> bool:
-    """May a thread that reaches this value issue a collective, or end the process?"""
+    """Whether a thread that reaches this value may issue a collective, or end the process."""
     if isinstance(value, _PLAIN):
         # A function that ends the process.
         return True

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch_testing_ext._collectives.records.issued_calls import SharedGroup, shared_groups, whole_records
 
-from .deadlocks import left_alone_sentence
+from .deadlocks import sentence_of_abandoned
 from .finding import CallsByRank, Candidate, Doing, Ended, Finding, FindingKind, calls_at, calls_in, first_of
 from .message_pairs import Records, Wait, unpaired
 
 
-def first_left_alone(records: Records, ended: Ended, waiting: Sequence[int]) -> Finding | None:
+def first_abandoned(records: Records, ended: Ended, waiting: Sequence[int]) -> Finding | None:
     """A rank that ended by itself without a collective that ranks of `waiting` have issued.
 
     Whether a collective has completed does not matter here: the ranks of `waiting` have lost their peer or hang.
@@ -23,18 +23,18 @@ def first_left_alone(records: Records, ended: Ended, waiting: Sequence[int]) -> 
         for rank in group.ranks:
             if rank in ended and rank in calls:
                 place = len(calls[rank]) + 1
-                candidates += _left_alone_at(group, place, calls, ended, waiting)
+                candidates += _abandoned_at(group, place, calls, ended, waiting)
     for wait in unpaired(records):
         gone = tuple(rank for rank in wait.missing if rank in ended)
         is_endless = bool(gone) and (not wait.any_of or len(gone) == len(wait.missing))
         if is_endless and wait.rank in waiting:
-            sentence = left_alone_sentence(gone, ended, wait, [wait.rank])
+            sentence = sentence_of_abandoned(gone, ended, wait, [wait.rank])
             lines = (Doing(wait.rank, f"in {wait.title}", wait.call.site),)
-            candidates.append(Candidate(wait.call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)))
+            candidates.append(Candidate(wait.call.order, Finding(FindingKind.ABANDONED, sentence, lines, gone)))
     return first_of(candidates)
 
 
-def _left_alone_at(
+def _abandoned_at(
     group: SharedGroup,
     place: int,
     calls: CallsByRank,
@@ -49,6 +49,6 @@ def _left_alone_at(
     known = [rank for rank in group.ranks if rank in calls]
     gone = tuple(rank for rank in known if rank in ended and rank not in calls_there)
     first, call = next(iter(issued.items()))
-    sentence = left_alone_sentence(gone, ended, Wait(first, group, call, gone), list(issued))
+    sentence = sentence_of_abandoned(gone, ended, Wait(first, group, call, gone), list(issued))
     lines = tuple(Doing(rank, f"in {issue}", issue.site) for rank, issue in issued.items())
-    return [Candidate(call.order, Finding(FindingKind.LEFT_ALONE, sentence, lines, gone))]
+    return [Candidate(call.order, Finding(FindingKind.ABANDONED, sentence, lines, gone))]

@@ -62,12 +62,12 @@ def _never_ends(wait: Wait, left: Mapping[int, object], ended: Ended) -> bool:
 
 
 def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False) -> Finding:
-    """The finding about ranks that cannot go on: left alone by a rank that has ended, or in a cycle."""
+    """The finding about ranks that cannot go on: abandoned by a rank that has ended, or in a cycle."""
     lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
-    left_alone = _left_alone(deadlocked, ended)
-    if left_alone is not None:
-        sentence, gone = left_alone
-        return Finding(FindingKind.LEFT_ALONE, sentence, lines, gone)
+    abandoned = _abandoned(deadlocked, ended)
+    if abandoned is not None:
+        sentence, gone = abandoned
+        return Finding(FindingKind.ABANDONED, sentence, lines, gone)
     causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
     if causes:
         return _waits_that_nobody_ends(causes, deadlocked, lines, suspected)
@@ -129,12 +129,12 @@ def _waiting(rank: int, wait: Wait) -> Doing:
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
-def _left_alone(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
+def _abandoned(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
     for _, wait in sorted(deadlocked.items()):
         gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
-            return left_alone_sentence(gone, ended, wait, waiting), gone
+            return sentence_of_abandoned(gone, ended, wait, waiting), gone
     return None
 
 
@@ -145,7 +145,7 @@ def _is_same_call(first: Wait, second: Wait) -> bool:
     return first.group.key == second.group.key and first.call.place == second.call.place
 
 
-def left_alone_sentence(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
+def sentence_of_abandoned(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
     left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"

@@ -36,8 +36,8 @@ class Look(NamedTuple):
     sums: Mapping[str, Sum]
 
 
-class _Parted(NamedTuple):
-    """A tensor from the point on at which ranks have parted, with their looks there."""
+class _Divergence(NamedTuple):
+    """A tensor from the point on at which ranks have diverged, with their looks there."""
 
     is_buffer: bool
     # The number of the first rank's look among its looks.
@@ -51,38 +51,40 @@ class _Parted(NamedTuple):
         return self.is_buffer, self.order
 
 
-def first_parted(looks: Mapping[int, Sequence[Look]]) -> Finding | None:
-    """The first tensor in which ranks have parted for good; `looks` are those of each rank, in order."""
+def first_diverged(looks: Mapping[int, Sequence[Look]]) -> Finding | None:
+    """The first tensor in which ranks have diverged for good; `looks` are those of each rank, in order."""
     by_model: dict[str, dict[int, dict[int, Look]]] = {}
     order: dict[int, int] = {}
     for rank, of_rank in sorted(looks.items()):
         for number, look in enumerate(of_rank):
             by_model.setdefault(look.model, {}).setdefault(rank, {})[look.point] = look
             order[id(look)] = number
-    firsts: list[tuple[_Parted, int]] = []
+    firsts: list[tuple[_Divergence, int]] = []
     for by_rank in by_model.values():
-        parted = [_parted_at(name, point, by_rank, order) for name, point in _parted(by_rank)]
-        if parted:
-            firsts.append((min(parted, key=_gravity), len(parted) - 1))
+        diverged = [_divergence_at(name, point, by_rank, order) for name, point in _divergences(by_rank)]
+        if diverged:
+            firsts.append((min(diverged, key=_gravity), len(diverged) - 1))
     if not firsts:
         return None
     first, others = min(firsts, key=lambda pair: pair[0].gravity)
     return _finding(first.name, first.looks, others)
 
 
-def _gravity(parted: _Parted) -> tuple[bool, int]:
-    return parted.gravity
+def _gravity(diverged: _Divergence) -> tuple[bool, int]:
+    return diverged.gravity
 
 
-def _parted_at(name: str, point: int, by_rank: Mapping[int, Mapping[int, Look]], order: Mapping[int, int]) -> _Parted:
+def _divergence_at(
+    name: str, point: int, by_rank: Mapping[int, Mapping[int, Look]], order: Mapping[int, int]
+) -> _Divergence:
     """The looks of all ranks at a point that know this tensor."""
     looks = {rank: of_rank[point] for rank, of_rank in by_rank.items() if name in of_rank[point].sums}
     first = next(iter(looks.values()))
     _, _, is_buffer = first.sums[name]
-    return _Parted(is_buffer, order[id(first)], name, looks)
+    return _Divergence(is_buffer, order[id(first)], name, looks)
 
 
-def _parted(by_rank: Mapping[int, Mapping[int, Look]]) -> Iterator[tuple[str, int]]:
+def _divergences(by_rank: Mapping[int, Mapping[int, Look]]) -> Iterator[tuple[str, int]]:
     """Each tensor of a model that differs until the last look, with the point from which on it does."""
     first = next(iter(by_rank.values()))
     points = [point for point in first if all(point in of_rank for of_rank in by_rank.values())]
@@ -129,7 +131,7 @@ def _finding(name: str, looks: Mapping[int, Look], others: int) -> Finding:
         digest = look.sums[name][0] or 0
         site = Site(*look.site) if look.site else None
         lines.append(Doing(rank, f"{name} is {digest:08x}", site))
-    return Finding(FindingKind.PARTED, sentence, tuple(lines), tuple(few), is_hazard=is_buffer)
+    return Finding(FindingKind.DIVERGED, sentence, tuple(lines), tuple(few), is_hazard=is_buffer)
 
 
 def _when(point: int) -> str:

@@ -16,16 +16,16 @@ CallsByRank = Mapping[int, Sequence[Call]]
 CallOfRank = Mapping[int, Call]
 # The ranks that have ended, and how.
 Ended = Mapping[int, str]
-# In which ranks of a mismatch call.
+# The most ways to call that a mismatch shows.
 MOST_WAYS = 4
 
 
 class FindingKind(enum.Enum):
-    """A kind of fault in the collectives of a test."""
+    """The kind of a mistake in the collectives of a test."""
 
     MISMATCH = "mismatch"
     DEADLOCK = "deadlock"
-    LEFT_ALONE = "left alone"
+    ABANDONED = "abandoned"
     # Members of a group that hangs have not come to the latest call of the others.
     BEHIND = "behind"
     # A call that lacks its peers, although all ranks have passed.
@@ -33,7 +33,7 @@ class FindingKind(enum.Enum):
     # Opposite orders that happened to pass.
     ORDER = "order"
     # Tensors that ranks must hold alike.
-    PARTED = "parted"
+    DIVERGED = "diverged"
     UNWAITED = "unwaited"
     RACE = "race"
     NAN = "nan"
@@ -62,7 +62,7 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: a sentence for the title, lines with each rank's call, and the rank that is blamed first."""
+    """One mistake: a sentence for the title, lines with each rank's call, and the rank that is blamed first."""
 
     kind: FindingKind
     sentence: str

@@ -50,7 +50,7 @@ class Wait:
     missing: tuple[int, ...]
     # One of the missing is enough: a receive from any rank, a key of a store, or a signal.
     any_of: bool = False
-    # Of a wait at a store: the keys in words, as far as they are known.
+    # The keys of a wait at a store in words, as far as they are known.
     keys: tuple[str, ...] = ()
 
     @property
@@ -103,7 +103,7 @@ def _inboxes(records: Records) -> list[tuple[SharedGroup, int, _Inbox]]:
         return []
     all_inboxes = []
     for group in shared_groups(records):
-        # By target and tag.
+        # The inboxes by target and tag.
         inboxes: dict[tuple[int, int], _Inbox] = defaultdict(lambda: _Inbox({}, {}))
         for rank in group.ranks:
             record = by_rank.get(rank)

@@ -118,7 +118,7 @@ def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: Ca
 
 
 def _have_other_parts(calls: CallOfRank) -> bool:
-    """Do members put together parts of other shapes or placements, although they have as many elements?"""
+    """Whether members put together parts of other shapes or placements, although they have as many elements."""
     layouts = {call.layout for call in calls.values()} - {()}
     parts = {call.parts for call in calls.values()} - {()}
     return len(layouts) > 1 or len(parts) > 1

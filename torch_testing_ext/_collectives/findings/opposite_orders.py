@@ -19,7 +19,7 @@ from torch_testing_ext._process.words import list_of
 from .finding import Finding, FindingKind
 from .message_pairs import Wait, pairs_of
 
-# Of the search for a shortest cycle.
+# The most nodes from which a shortest cycle is searched.
 _MOST_STARTS = 50
 # A collective: its group, and its place there. A message: its group, and a number below 0.
 _Node = tuple[GroupKey, int]

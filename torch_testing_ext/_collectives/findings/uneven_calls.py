@@ -54,7 +54,7 @@ def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
 
 
 def is_uneven(records: Records) -> bool:
-    """Has a rank issued more in a group than another member?"""
+    """Whether a rank has issued more in a group than another member."""
     by_rank = {record.rank: record for record in records}
     for group in shared_groups(records):
         counts = {len(issued) for issued in calls_in(group, by_rank).values()}
@@ -85,13 +85,13 @@ def first_uneven(records: Records) -> Finding | None:
             continue
         gone = tuple(rank for rank in group.ranks if rank not in issued)
         first = next(iter(issued.values()))
-        sentence = _left_before(gone, first, group, list(issued))
+        sentence = _leavers_in_words(gone, first, group, list(issued))
         finding = Finding(FindingKind.UNMATCHED, sentence, doings_of(issued), gone, is_hazard=True)
         candidates.append(Candidate(first.order, finding))
     return first_of(candidates)
 
 
-def _left_before(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
+def _leavers_in_words(gone: Sequence[int], call: Call, group: SharedGroup, issuers: Sequence[int]) -> str:
     return f"{list_of(gone)} left before {call.name}{of_named_group(group)}, which {list_of(issuers)} issued"
 
 
@@ -122,4 +122,4 @@ def _unmatched(wait: Wait) -> str:
         what = "received" if wait.call.kind == "send" else "sent the message for"
         return f"nobody {what} rank {wait.rank}'s {wait.title}"
     issuers = tuple(rank for rank in wait.group.ranks if rank not in wait.missing)
-    return _left_before(wait.missing, wait.call, wait.group, issuers)
+    return _leavers_in_words(wait.missing, wait.call, wait.group, issuers)

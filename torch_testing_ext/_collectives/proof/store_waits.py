@@ -97,7 +97,7 @@ def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord]) ->
 
 
 def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
-    """Does a rank make this group now, or has it made it?"""
+    """Whether a rank makes this group now, or has made it."""
     if record is None:
         return False
     return any(other.members == group.members for other in _of_that_name(record, group))
@@ -144,7 +144,7 @@ def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
 
 
 def _are_unlike(first: GroupRecord, second: GroupRecord) -> bool:
-    """Do two groups of one name have other members, some in common? Ranks may split into groups of the same name."""
+    """Whether two groups of one name have other members, some in common: ranks may split into groups of one name."""
     return first.members != second.members and not set(first.members).isdisjoint(second.members)
 
 

@@ -85,7 +85,7 @@ class Call:
 
     kind: str
     place: int = 0
-    # In this rank, over all groups.
+    # The number of the call in this rank, over all groups.
     order: int = 0
     shapes: tuple[str, ...] = ()
     # Shapes with types.
@@ -93,17 +93,17 @@ class Call:
     # The properties that must be equal on all members.
     agreement: tuple[Any, ...] = ()
     is_over: bool = False
-    # In seconds; infinite if unknown.
+    # The time-out in seconds; infinite if unknown.
     timeout: float = math.inf
     site: Site | None = None
     # It has raised, or a later one of this rank.
     raised: bool = False
     # What else a log tells: reduce operation, root, splits.
     details: tuple[str, ...] = ()
-    # Of an all_to_all: the elements to and from each member.
+    # The elements that an all_to_all moves to and from each member.
     exchange: tuple[tuple[int, ...], ...] | None = None
     is_p2p: bool = False
-    # Of a send or receive, in the group; None: a receive from any rank.
+    # The other rank of a send or receive, as the group numbers it; None: a receive from any rank.
     peer: int | None = None
     tag: int = 0
     # A log does not know whether a call is over.
@@ -157,7 +157,7 @@ class RankRecord:
     groups: Mapping[GroupKey, GroupRecord]
     calls: Mapping[GroupKey, Sequence[Call]]
     is_whole: bool
-    # Of its threads, if it was asked while it ran.
+    # The state of the rank's threads, if it was asked while it ran.
     state: RankState | None
     # The latest send or receive, where it is recorded.
     p2p: Mapping[GroupKey, str] = field(default_factory=dict)
@@ -329,7 +329,7 @@ def _members_of(
 
 
 def _knows_another(keys: Iterable[GroupKey], wanted: GroupKey) -> bool:
-    """Does a rank know groups of this name, of any backend, but not this one? It may have issued nothing there."""
+    """Whether a rank knows groups of this name, of any backend, but not this one. It may have issued nothing there."""
     of_that_name = {(key.generation, key.world) for key in keys if key.name == wanted.name}
     return bool(of_that_name) and (wanted.generation, wanted.world) not in of_that_name
 

@@ -33,7 +33,7 @@ from .issued_calls import (
     raised_for,
 )
 
-# Of the deprecated functions of torch.distributed, and of its context managers.
+# The files of decorators around deprecated functions of torch.distributed, and of its context managers.
 _DECORATORS = ("/typing_extensions.py", "/contextlib.py")
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {
@@ -101,7 +101,7 @@ class RawRecord:
         self.groups = [GroupRecord.made(fields) for fields in listed]
         self._creating = GroupRecord.made(creating) if creating is not None else None
         self.is_whole = True
-        # By name: when groups of this name were made, and their numbers.
+        # The times at which groups of each name were made, and their numbers.
         self._made: dict[str, tuple[list[int], list[int]]] = {}
         for number, (name, *_, made) in enumerate(listed):
             times, numbers = self._made.setdefault(name, ([], []))
@@ -133,7 +133,7 @@ class RawRecord:
         return self._with_groups(counting)
 
     def _has_gaps(self, sequences: Mapping[str, tuple[int, int, int]]) -> bool:
-        """May the rank have sent or received what is not noted? Each message uses up a number of its group.
+        """Whether the rank may have sent or received what is not noted. Each message uses up a number of its group.
 
         Those of the collectives do not count messages.
         """
@@ -341,7 +341,7 @@ def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
 
 
 def _do_messages_fit(records: Sequence[RawRecord]) -> bool:
-    """Has each message been sent and received alike? If a rank receives from any, it is not known who has sent."""
+    """Whether each message was sent and received alike. If a rank receives from any, it is not known who has sent."""
     sent, received = (
         grouped(
             ((key, route), what) for record in records for key, each, route, what in record.messages() if each == kind

@@ -49,8 +49,8 @@ class CallRecorder:
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
         self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
-        # By code and instruction: reading the table of its lines takes longer than all else. The code is kept, or else
-        # another one might get its id; it cannot always be hashed. No frame is kept, which would keep tensors alive.
+        # Lines, by code and instruction: reading the table of lines takes longer than all else. The code is kept, or
+        # else another one might get its id; it cannot always be hashed. No frame is kept: it would keep tensors alive.
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
         self._is_of_torch: dict[str, bool] = {ours: True}
         self.error = ""
@@ -149,7 +149,7 @@ class CallRecorder:
             self._known_groups = len(made)
 
     def has_shorter_timeouts(self) -> bool:
-        """Has a group got a shorter time-out since it was first used?"""
+        """Whether a group has got a shorter time-out since it was first used."""
         for group, (_, _, before) in list(self._groups.items()):
             now = made_groups.timeout_of_group(group)
             if before is not None and now is not None and now < before:

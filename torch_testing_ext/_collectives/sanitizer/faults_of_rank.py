@@ -22,7 +22,7 @@ from torch_testing_ext.faults import STORE_OPERATIONS, FaultPlan, PlannedFault, 
 from .sanitizer_kinds import AGAIN
 from .sanitizer_log import LogReader, LogWriter
 
-# Of a peer that is held until a call of another rank is in flight: it may not be that call of its own.
+# The seconds for which a peer is held until a call of another rank is in flight, which may be no call of the peer.
 LONGEST_HOLD = 5.0
 _PAUSE = 0.0005
 
@@ -54,12 +54,12 @@ class FaultsOfRank:
             if fault.rank != rank and fault.at is not None and fault.at.phase == "during"
         }
         self._counts: Counter[int] = Counter()
-        # By group.
+        # The number of collectives in each group.
         self._collectives: Counter[int] = Counter()
         # What has been issued, for a fault that does not happen.
         self._seen: Counter[str] = Counter()
         self._reached: set[str] = set()
-        # By the number of a call that has begun.
+        # The group of each call that has begun, by the number of the call.
         self._in_flight: dict[int, int] = {}
         self._happened: dict[int, str] = {}
         wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
@@ -227,7 +227,7 @@ def _has_happened(reader: LogReader, index: int) -> bool:
 
 
 def _is_at(at: Point, kind: str, group: int, peer: int | None) -> bool:
-    """Is a call of this kind in this group one of those that a point counts? `peer`: whose fault it is, if not ours."""
+    """Whether a point counts calls of this kind in this group. `peer`: whose fault it is, if not ours."""
     if at.where != "call" or (at.op is not None and at.op != kind):
         return False
     record = _group_at(group)

@@ -13,7 +13,7 @@ import torch
 
 # The addresses from the first to behind the last byte.
 Span: TypeAlias = tuple[int, int]
-# Of a tensor with gaps; one of more is not compared with others.
+# The most pieces of a tensor with gaps; one that has more is not compared with others.
 _MOST_PIECES = 64
 # The pieces of an input and their bytes, by which a write is seen that torch does not count.
 _SAMPLES, _SAMPLE = 64, 512
@@ -27,7 +27,7 @@ class Buffer:
     # None if writes to other tensors of the same storage count as well.
     version: int | None
     address: int
-    # Of samples of a tensor that nobody may write.
+    # The digest of samples of a tensor that nobody may write.
     digest: int | None = None
     # The line that has taken it as `.data`.
     site: int = 0
@@ -85,7 +85,7 @@ def do_overlap(some: Sequence[Span], others: Sequence[Span]) -> bool:
 
 
 def overlap_each_other(tensors: Sequence[torch.Tensor]) -> bool:
-    """Do some of these tensors share memory?"""
+    """Whether some of these tensors share memory."""
     spans = sorted(pieces_of(tensors))
     return any(later[0] < earlier[1] for earlier, later in pairwise(spans))
 

@@ -26,11 +26,11 @@ class Issued:
     outputs: tuple[Tensor, ...] = ()
     op: str | None = None
     root: int | None = None
-    # Of a send or receive, in the group; None: a receive from any rank.
+    # The other rank of a send or receive, as the group numbers it; None: a receive from any rank.
     peer: int | None = None
     tag: int = 0
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    # Of the group.
+    # The size of the group.
     size: int = 0
     timeout: float | None = None
     # The rank goes on only when it is over.
@@ -44,7 +44,7 @@ class Issued:
 
     @property
     def is_compared_in_pairs(self) -> bool:
-        """Must it agree with what another member has called, beyond what all have in common?"""
+        """Whether it must agree with what another member has called, beyond what all have in common."""
         return self.is_p2p or self.kind in ("all_to_all", "all_to_all_single")
 
     def to_call(self) -> Call:

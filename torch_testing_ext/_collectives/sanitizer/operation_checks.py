@@ -21,9 +21,9 @@ from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 
 from .flying_buffers import do_overlap, pieces_of
 
-# Of --shake: which part of the ranks is slow, which part of their calls and of those of others is delayed, by what.
+# What --shake delays: this part of the ranks is slow; this part of their calls, and of the calls of others, is delayed.
 _SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
-# Seconds.
+# The longest delay, in seconds.
 _LONGEST_DELAY = 0.02
 # Writes a finding of the rank into its log: the kind, a sentence, the number of the line, and that of the line which
 # has issued the operation, if that is another one.
@@ -132,7 +132,7 @@ class Poison(Check):
         if not works_in_place:
             self.overwrite(outputs_of(spec, args), inputs_of(spec, args))
         elif spec.kind == "broadcast" and not _is_root(spec, args, group):
-            # Of other operations, and of the root, the outputs are inputs.
+            # The outputs of other operations, and of the root, are inputs.
             self.overwrite(outputs_of(spec, args), ())
 
     def overwrite(self, outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor]) -> None:
@@ -180,6 +180,6 @@ class Delays(Check):
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Are several elements at one place? Such a tensor cannot be filled."""
+    """Whether several elements are at one place. Such a tensor cannot be filled."""
     strides = zip(tensor.shape, tensor.stride(), strict=True)
     return any(stride == 0 and size > 1 for size, stride in strides)

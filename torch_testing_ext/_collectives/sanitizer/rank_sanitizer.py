@@ -127,7 +127,7 @@ def is_active() -> bool:
 
 
 def has_shorter_timeouts() -> bool:
-    """Has a group got a shorter time-out since it was first used? The log does not know it."""
+    """Whether a group has got a shorter time-out since it was first used. The log does not know it."""
     return _current is not None and _current.has_shorter_timeouts()
 
 

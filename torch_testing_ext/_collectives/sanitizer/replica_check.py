@@ -43,13 +43,13 @@ class ReplicaCheck(Check):
         self._path = looks_beside(log)
         self._path.unlink(missing_ok=True)
         self._line = line
-        # By owner and group.
+        # The keys of tensors, by owner and group.
         self._keys: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
         # Models of a kind and group.
         self._made: Counter[str] = Counter()
-        # By optimizer.
+        # The names of parameters, by optimizer.
         self._names: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
-        # By model.
+        # The number of steps of each model.
         self._steps: Counter[str] = Counter()
         # Keeps the tensors of a look alive.
         self._latest: dict[str, tuple[list[Replica], Site | None]] = {}
@@ -172,5 +172,5 @@ def _text_of_group(group: Any) -> str | None:
 
 
 def _is_inside(optimizer: Any) -> bool:
-    """Is a method of this optimizer being called? Its step may have raised, so that it has no end."""
+    """Whether a method of this optimizer is being called. Its step may have raised, so that it has no end."""
     return any(frame.f_locals.get("self") is optimizer for frame, _ in traceback.walk_stack(sys._getframe(2)))

@@ -19,9 +19,9 @@ from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from .flying_buffers import has_memory
 from .sanitizer_log import results_beside
 
-# Of each part of a tensor: pieces of so many bytes, which are all of a part that has no more.
+# The samples of each part of a tensor: so many pieces of so many bytes, which may be the whole part.
 PIECES, PIECE = 64, 128
-# In bytes, of all samples of a rank in a test. What comes later is not compared.
+# The most bytes of all samples of a rank in a test. What comes later is not compared.
 MOST_BYTES = 1 << 22
 # The kinds, by what a part of the output is made of.
 REDUCED = ("all_reduce", "all_reduce_coalesced", "reduce")

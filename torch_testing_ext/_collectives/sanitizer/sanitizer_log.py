@@ -45,9 +45,9 @@ _RECORD = struct.Struct("<QHHIII")
 MOST_RECORDS = 40_000
 _SIZE = _RECORDS_AT + MOST_RECORDS * _RECORD.size
 _LENGTH = struct.Struct("<I")
-# Of an operation that is not compared.
+# The group of an operation that is not compared.
 NO_GROUP = 0xFFFF
-# Of a wait: for all that the rank has issued.
+# The number in the note of a wait for all that the rank has issued.
 ALL = -1
 _RAISED, _NOTE, _GROUP, _ERROR, _WAIT = 1, 2, 4, 8, 16
 _MOST_ERRORS = 1000
@@ -365,7 +365,7 @@ def _numbers_of(headers: list[bytes]) -> list[tuple[int, ...]]:
 
 
 def is_quiet(headers: list[bytes]) -> bool:
-    """Do the headers show that there is nothing to be read: all members of every group have issued the same?
+    """Whether the headers show that there is nothing to be read: all members of every group have issued the same.
 
     The groups of ranks have the same numbers where the ranks have made the same groups, as a hash of the names says;
     where they have not, or where something else was noted, the logs must be read.
@@ -382,12 +382,12 @@ def is_quiet(headers: list[bytes]) -> bool:
 
 
 def have_notes(headers: list[bytes]) -> bool:
-    """Has a rank found something by itself?"""
+    """Whether a rank has found something by itself."""
     return any(header[_NOTES] for header in _numbers_of(headers))
 
 
 def show_mismatch(headers: list[bytes]) -> bool:
-    """Have ranks issued as many collectives in a group as others, and not the same? The logs tell for sure."""
+    """Whether ranks have issued as many collectives in a group as others, and not the same. The logs tell for sure."""
     known = _numbers_of(headers)
     if len({header[_GROUPS] for header in known}) > 1:
         return False

@@ -57,7 +57,7 @@ class _OpenWork:
 
     @property
     def is_dropped(self) -> bool:
-        """Has nobody got the work any more, nor its future? `self` has one, and so has the argument."""
+        """Whether nobody has the work any more, nor its future. `self` has one, and so has the argument."""
         if sys.getrefcount(self.work) > _OURS:
             return False
         return self.future is None or sys.getrefcount(self.future) <= _OURS
@@ -80,7 +80,7 @@ class WaitCheck(Check):
         self._note = note
         self._site = site
         self._sampler = sampler
-        # By thread: the call that it issues.
+        # The call that each thread issues.
         self._issued: dict[int, _Issued] = {}
         # Work that a thread waits for; None if several do, which may go on one before the other.
         self._awaited: dict[int, _OpenWork | None] = {}
@@ -93,7 +93,7 @@ class WaitCheck(Check):
     def before(self, spec: OpSpec, args: tuple[Any, ...], site: int, group: Any) -> None:
         if operation_hook.is_synchronous(spec, args):
             if self._issued:
-                # Of a call that has raised.
+                # The call before it has raised.
                 self._issued.pop(threading.get_ident(), None)
         else:
             issued = self._issued[threading.get_ident()] = _Issued(spec, args)
@@ -306,7 +306,7 @@ class WaitCheck(Check):
 
 
 def _is_for_caller(issuer: Any) -> bool:
-    """Does the function that issues an operation give its work to a caller in Python, which must wait for it?"""
+    """Whether the function that issues an operation gives its work to a caller in Python, which must wait for it."""
     return torch_frames.is_called_by_distributed(issuer) and not torch_frames.is_for_join(issuer)
 
 
@@ -358,7 +358,7 @@ class _Issued:
         return outputs, [span for span in inputs if not do_overlap([span], outputs)]
 
     def _is_sent(self) -> bool:
-        """Are the tensors of an operation that works in place only read in this rank, as at the root of a broadcast?"""
+        """Whether this rank only reads the tensors of an operation in place, as the root of a broadcast does."""
         spec, args = self.spec, self.args
         if spec.kind != "broadcast" or spec.root is None:
             return False

@@ -36,12 +36,12 @@ class Progress:
         self._buffered = buffered
         self._groups = _shared(world)
         self._at = [0] * len(world.records)
-        # By event: how many members have come; the calls before it.
+        # The number of members that have come to each event, and of the calls before it.
         self._arrived: Counter[_Event] = Counter()
         self._depths: dict[_Event, int] = {}
         self._happened: set[_Event] = set()
         self._waiting: dict[_Event, list[int]] = defaultdict(list)
-        # By rank: what it has issued that is not over, by the order of the calls; the calls before where it is.
+        # What each rank has issued that is not over, by the order of the calls; and the calls before where it is.
         self._open: list[dict[int, _Event]] = [{} for _ in world.records]
         self._depth = [0] * len(world.records)
         self._blocked: dict[int, tuple[_Event, RankStep, HostWait | None]] = {}
@@ -82,7 +82,7 @@ class Progress:
                 self._at[rank] += 1
 
     def _is_over(self, rank: int, order: int, wait: HostWait | None) -> bool:
-        """Is a call of a rank over? If not, the rank waits for it."""
+        """Whether a call of a rank is over. If not, the rank waits for it."""
         event = self._open[rank].get(order)
         if event is None:
             return True
@@ -135,7 +135,7 @@ class Progress:
             self._ready.append(rank)
 
     def finding(self) -> Finding | None:
-        """The ranks that cannot go on: those that others have left alone, or a cycle. None if all have ended."""
+        """The ranks that cannot go on: those that others have abandoned, or a cycle. None if all have ended."""
         stuck: dict[int, Wait] = {}
         missing: dict[_Event, tuple[int, ...]] = {}
         notes: dict[int, str] = {}

@@ -34,9 +34,9 @@ class RankClass:
     ranks: list[int]
     steps: list[RankStep]
     by_order: Mapping[int, RankStep]
-    # Of its groups.
+    # The lines that made its groups.
     sites: list[Site | None]
-    # By the place of their group: collectives, and messages.
+    # Collectives, and messages, by the place of their group.
     calls: dict[int, Sequence[Call]]
     messages: dict[int, Sequence[Call]]
 
@@ -51,7 +51,7 @@ class WorldRecords:
 
     classes: list[RankClass] = field(default_factory=list)
     records: list[RankRecord] = field(default_factory=list)
-    # Of each rank: the groups that it has made, and its class.
+    # The groups that each rank has made, and its class.
     keys: list[list[GroupKey]] = field(default_factory=list)
     class_of: list[RankClass] = field(default_factory=list)
     _known: dict[bytes, RankClass] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def not_in_world(size: int, why: str) -> str:
     return f"not in a world of {count(size, 'rank')}: it {why}"
 
 
-# In a process whose runner asks for them: the worlds of the test that runs.
+# The worlds of the test that runs, in a process whose runner asks for them.
 noted_worlds: list[WorldView] | None = None
 
 

@@ -94,7 +94,7 @@ def in_order(
 
 
 def _can_be_combined(chosen: Placements) -> bool:
-    """Can a tensor have all of these? Partial results of different reductions have no defined order of reduction."""
+    """Whether a tensor can have all of these. Partial results of different reductions have no defined order."""
     partials: list[Any] = [placement for placement in chosen if placement.is_partial()]
     reductions = {placement.reduce_op for placement in partials}
     return len(reductions) <= 1

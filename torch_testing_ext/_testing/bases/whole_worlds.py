@@ -169,7 +169,7 @@ def judge_ranks(ranks: Ranks, buffered_sends: bool = False) -> World:
         classes = "\n".join(few([str(alike) for alike in ranks.records.classes]))
         text = f"{finding.text}\n\n{classes}"
         # As in a real run: ranks that disagree fail, and ranks that hang are an error.
-        hangs = finding.kind in (FindingKind.DEADLOCK, FindingKind.LEFT_ALONE)
+        hangs = finding.kind in (FindingKind.DEADLOCK, FindingKind.ABANDONED)
         found = RankError(text) if hangs else RankFailure(text)
         found.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
         raise found

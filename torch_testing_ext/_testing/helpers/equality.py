@@ -217,7 +217,7 @@ def _unbind(value: Any) -> Any:
 
 
 def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
-    """Are these dataclasses whose own `==` gives no bool, because a field is a tensor?"""
+    """Whether these are dataclasses whose own `==` gives no bool, because a field is a tensor."""
     if type(actual) is not type(expected):
         return False
     if isinstance(actual, type) or not dataclasses.is_dataclass(actual):
@@ -277,7 +277,7 @@ _Check = Callable[[Any], bool]
 
 
 def _match(pair: tuple[Any, Any], wanted: _Check, accepted: _Check) -> bool:
-    """Is one of the two `wanted`, and the other at least `accepted`?"""
+    """Whether one of the two is `wanted`, and the other at least `accepted`."""
     first, second = pair
     if wanted(first) and accepted(second):
         return True
@@ -291,7 +291,7 @@ def _compare_bools(actual: Any, expected: Any) -> str | None:
 
 
 def _is_of_numpy(value: Any, kind: str) -> bool:
-    """Is this a value of a type of NumPy? Only where that is imported can there be one."""
+    """Whether this is a value of a type of NumPy. Only where that is imported can there be one."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, getattr(numpy, kind))
 
@@ -305,7 +305,7 @@ def _is_tensor_like(value: Any) -> bool:
 
 
 def _is_foreign_array(value: Any) -> bool:
-    """Is this an array of a dtype that torch does not have?"""
+    """Whether this is an array of a dtype that torch does not have."""
     if not _is_array(value):
         return False
     empty = sys.modules["numpy"].empty(0, dtype=value.dtype)
@@ -483,7 +483,7 @@ def _layout_difference(actual: Any, expected: Any) -> str | None:
 
 
 def _can_compare_shards(actual: Any, expected: Any) -> bool:
-    """Can each rank compare its own shards without communication? Not for partial sums: only their totals count."""
+    """Whether each rank can compare its own shards alone. Not for partial sums: only their totals count."""
     if any(placement.is_partial() for placement in actual.placements):
         return False
     return actual.shape == expected.shape and _layout_difference(actual, expected) is None

@@ -47,7 +47,7 @@ class Record:
 
 
 def accepting() -> bool:
-    """Is EXPECTTEST_ACCEPT=1 or --accept set?"""
+    """Whether EXPECTTEST_ACCEPT=1 or --accept is set."""
     return bool(os.getenv("EXPECTTEST_ACCEPT")) or bool(expecttest.ACCEPT)
 
 

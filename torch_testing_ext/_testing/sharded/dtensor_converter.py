@@ -41,7 +41,7 @@ class DTensorConverter:
         self.sharding_combs: Iterator[Sequence[Placement]] = itertools.product(*choices)
 
     def successful(self) -> bool:
-        """Were there tensors, and has each of them become a DTensor so far?"""
+        """Whether there were tensors, and each of them has become a DTensor so far."""
         return self.hit > 0 and self.miss == 0
 
     def is_supported_tensor(self, t: torch.Tensor) -> bool:

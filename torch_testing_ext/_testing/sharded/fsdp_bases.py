@@ -143,7 +143,7 @@ class FSDPTestContinuous(FSDPTestMixin, MultiProcContinuousTest):
 
     @classmethod
     def _allows_cpu(cls) -> bool:
-        """Does any of its tests? The others skip in the parent, unless the class overrides what decides about that."""
+        """Whether a test of it does. The others skip in the parent, unless the class overrides what decides that."""
         return any(_may_use_cpu(getattr(cls, name, None)) for name in dir(cls))
 
     @classmethod

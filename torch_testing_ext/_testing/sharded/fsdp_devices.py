@@ -41,7 +41,7 @@ def use_device_type(device_type: str | None) -> None:
 
 
 def in_whole_world() -> bool:
-    """Do tests in ranks run without communication?"""
+    """Whether tests in ranks run without communication."""
     return environment.read_settings().world is not None
 
 

@@ -29,7 +29,7 @@ def validate_sharding_rule_sample(
     output_placements: Sequence[Placement],
     device_mesh: DeviceMesh,
 ) -> bool:
-    """Does the operation on local shards of the inputs return local shards of the outputs?"""
+    """Whether the operation on local shards of the inputs returns local shards of the outputs."""
     tensors = _tensors((full_args, full_kwargs))
     locals_ = []
     for tensor, placement in zip(tensors, input_placements, strict=False):
@@ -52,7 +52,7 @@ def validate_sharding_rule_sample_backward(
     input_placements: Sequence[Placement],
     device_mesh: DeviceMesh,
 ) -> bool | None:
-    """Do DTensors with these placements get the gradients of full tensors? None if there is no gradient to compare."""
+    """Whether DTensors with these placements get the gradients of full tensors. None if there is no gradient."""
     tensors = _tensors((full_args, full_kwargs))
     if len(input_placements) != len(tensors):
         raise ValueError(f"{len(input_placements)} placements for {len(tensors)} tensors")

@@ -37,7 +37,7 @@ def initialised_type() -> str | None:
 
 
 def accelerator_is_initialised() -> bool:
-    """Does this process have an accelerator context already?"""
+    """Whether this process has an accelerator context already."""
     return initialised_type() is not None
 
 

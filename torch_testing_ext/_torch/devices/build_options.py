@@ -11,17 +11,17 @@ from .accelerator_state import extension_device_type
 
 
 def onednn_uses_arm_compute_library() -> bool:
-    """Does oneDNN use the Arm Compute Library? `torch.ops.mkldnn._is_mkldnn_acl_supported`: 2.11 to 2.15."""
+    """Whether oneDNN uses the Arm Compute Library. `torch.ops.mkldnn._is_mkldnn_acl_supported`: 2.11 to 2.15."""
     return bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
 
 
 def is_internal_build() -> bool:
-    """Was torch built in Meta's own repository? `torch._utils_internal.IS_FBSOURCE`, set only there."""
+    """Whether torch was built in Meta's own repository. `torch._utils_internal.IS_FBSOURCE`, set only there."""
     return bool(getattr(torch._utils_internal, "IS_FBSOURCE", False))
 
 
 def has_lapack() -> bool:
-    """Was torch built with LAPACK? `torch._C.has_lapack`: 2.11 to 2.15."""
+    """Whether torch was built with LAPACK. `torch._C.has_lapack`: 2.11 to 2.15."""
     return bool(torch._C.has_lapack)
 
 
@@ -37,7 +37,7 @@ def cpu_kernels() -> str:
 
 
 def other_accelerator_is_built() -> bool:
-    """Is torch built, or extended, for an accelerator other than CUDA and ROCm?
+    """Whether torch is built, or extended, for an accelerator other than CUDA and ROCm.
 
     `torch.xpu._is_compiled`, `torch._C._mtia_isBuilt`, `_get_privateuse1_backend_name`: 2.11 to 2.15.
     """
@@ -61,7 +61,7 @@ def device_may_exist(dev: Path = Path("/dev"), environ: Mapping[str, str] = os.e
 
 
 def has_multicast() -> bool:
-    """Does the first CUDA device support multicast? `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
+    """Whether the first CUDA device supports multicast. `_SymmetricMemory.has_multicast_support`: 2.11 to 2.15."""
     from torch._C._autograd import DeviceType
     from torch._C._distributed_c10d import _SymmetricMemory
 

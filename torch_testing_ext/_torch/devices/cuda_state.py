@@ -35,7 +35,7 @@ def describing_device(capability: tuple[int, ...], arch: str) -> Iterator[None]:
 
 
 def caching_allocator_is_enabled() -> bool:
-    """Does CUDA's allocator cache memory? `_cuda_cudaCachingAllocator_is_enabled`: 2.13 to 2.15."""
+    """Whether CUDA's allocator caches memory. `_cuda_cudaCachingAllocator_is_enabled`: 2.13 to 2.15."""
     ask = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
     return True if ask is None else bool(ask())
 

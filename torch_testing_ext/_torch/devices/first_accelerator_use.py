@@ -85,7 +85,7 @@ def _watch(module: Any, name: str, what: str) -> None:
 
 
 def _is_mig(mask: str) -> bool:
-    """Does a mask name MIG instances? torch cannot count those by NVML, and would ask the driver."""
+    """Whether a mask names MIG instances. torch cannot count those by NVML, and would ask the driver."""
     return mask.startswith("MIG-")
 
 

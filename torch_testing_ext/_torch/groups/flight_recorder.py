@@ -99,7 +99,7 @@ used_up: dict[str, int] = {}  # and how many numbers its messages had used up th
 
 
 def has_flight_recorder() -> bool:
-    """Does this torch record the collectives of gloo? `TORCH_FR_BUFFER_SIZE=0` turns that off: 2.11 to 2.15."""
+    """Whether this torch records the collectives of gloo. `TORCH_FR_BUFFER_SIZE=0` turns that off: 2.11 to 2.15."""
     sizes = [os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")]
     size = next((size for size in sizes if size), "")
     return size.strip() != "0" and hasattr(getattr(torch._C, "_distributed_c10d", None), _GLOO)

@@ -132,7 +132,7 @@ through_gloo: dict[tuple[int, str], bool] = {}  # by group and kind of device
 
 
 def _is_through_gloo(group: Any, number: int, tensors: Sequence[Any]) -> bool:
-    """Does gloo send or receive this, so that a wait for it blocks its thread? `_get_backend`: 2.11 to 2.15."""
+    """Whether gloo sends or receives this, so that a wait for it blocks its thread. `_get_backend`: 2.11 to 2.15."""
     if len(tensors) != 1:
         return False
     device = tensors[0].device

@@ -76,7 +76,7 @@ _OF_MESSAGES = (12, 13, 14, 17)
 
 
 def is_of_collective(work: Any) -> bool:
-    """Is this the work of a collective? Not that of a message, nor of a backend in Python, and no other object.
+    """Whether this is the work of a collective: not of a message, nor of a backend in Python, and no other object.
 
     `_get_op_type`: 2.11 to 2.15.
     """

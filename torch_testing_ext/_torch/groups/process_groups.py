@@ -8,7 +8,7 @@ import torch
 
 
 def made_groups_before() -> bool:
-    """Has this process, or one that it was forked from, ever made a process group of gloo or NCCL?
+    """Whether this process, or one that it was forked from, has ever made a process group of gloo or NCCL.
 
     Their backends number the groups of a process in C++, and forked processes go on counting. `pg_config` of
     `_dump_fr_trace`: 2.11 to 2.15.
@@ -18,7 +18,7 @@ def made_groups_before() -> bool:
 
 
 def only_gloo() -> bool:
-    """Do all process groups of this process have only gloo backends? `_world.pg_map`: all versions."""
+    """Whether all process groups of this process have only gloo backends. `_world.pg_map`: all versions."""
     import torch.distributed as dist
 
     names = {backend for backend, _ in dist.distributed_c10d._world.pg_map.values()}

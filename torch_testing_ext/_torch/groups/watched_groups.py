@@ -78,7 +78,7 @@ def _watch_reconfigure(kind: Any) -> None:
         work = reconfigure(group, options)
         number = numbers_of_groups.get(group)
         if number is not None:
-            # Of one that is still on its way, this process knows only itself.
+            # This process knows no other member of a group that is still on its way.
             is_over = work.is_completed()
             size, index = (group.size(), group.rank()) if is_over else (1, 0)
             known = replace(noted_groups[number], members=tuple(range(size)), index=index, made_at=_now())

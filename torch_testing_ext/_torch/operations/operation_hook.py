@@ -47,7 +47,7 @@ class Listener(Protocol):
         """It has not been issued, because it raised."""
 
 
-# By the name of the operation: kind, group, inputs, outputs, and what else it has. All of 2.11 to 2.15.
+# Kind, group, inputs, outputs, and what else an operation has, by its name. All of 2.11 to 2.15.
 _IN_PLACE = {"group": 1, "inputs": 0, "outputs": 0}
 _OUT_OF_PLACE = {"group": 2, "inputs": 1, "outputs": 0}
 _REDUCED = {**_OUT_OF_PLACE, "op": 3, "timeout": 5}
@@ -217,10 +217,10 @@ def name_of_reduce_op(number: int | None) -> str | None:
 
 
 def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
-    """Does the caller say that it waits itself? `async_op` comes before the time-out; without it, that is not known."""
+    """Whether the caller says that it waits itself. `async_op` comes before the time-out; else that is not known."""
     return spec.timeout is not None and len(args) >= spec.timeout and args[spec.timeout - 1] is False
 
 
 def is_without_data(group: Any) -> bool:
-    """Does the group not communicate? `ProcessGroup.name`: all versions."""
+    """Whether the group does not communicate. `ProcessGroup.name`: all versions."""
     return str(group.name()) in ("fake", "threaded")

@@ -42,7 +42,7 @@ class TensorUses(TorchDispatchMode):
         return result
 
     def leaves(self, types: Any) -> bool:
-        """Is an operation on tensors of these classes left to them? Operations on their parts follow."""
+        """Whether an operation on tensors of these classes is left to them. Operations on their parts follow."""
         return False
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -86,7 +86,7 @@ def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _only_computes(callback: Any) -> bool:
-    """Does a callback use only functions of torch? Another one may tell somebody that it has run."""
+    """Whether a callback uses only functions of torch. Another one may tell somebody that it has run."""
     code = getattr(callback, "__code__", None)
     names = (
         () if code is None else (*code.co_names, *("" for constant in code.co_consts if isinstance(constant, CodeType)))
@@ -143,5 +143,5 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_waiting_for_work(thread: int) -> bool:
-    """Does a thread wait for a work now, with no other time-out than that of the work's group?"""
+    """Whether a thread waits for a work now, with no other time-out than that of the work's group."""
     return _waiting.get(thread, 0) > 0

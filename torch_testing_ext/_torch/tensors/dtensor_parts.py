@@ -21,12 +21,12 @@ def concatenate_meshes(meshes: list[Any]) -> Any:
 
 
 def is_functional_tensor(tensor: Any) -> bool:
-    """Does it wrap another tensor for functionalization? `torch._is_functional_tensor`, all versions."""
+    """Whether it wraps another tensor for functionalization. `torch._is_functional_tensor`, all versions."""
     return torch._is_functional_tensor(tensor)
 
 
 def is_local_tensor(tensor: Any) -> bool:
-    """Is it a local tensor, which simulates all ranks? `torch.distributed._local_tensor.LocalTensor` since 2.9.
+    """Whether it is a local tensor, which simulates all ranks. `torch.distributed._local_tensor.LocalTensor` since 2.9.
 
     None exists before that module is imported.
     """

@@ -39,7 +39,7 @@ def _pairs() -> tuple[type, type]:
 
 
 def _are_large_and_equal(actual: Any, expected: Any) -> bool:
-    """Are all numbers of two plain tensors equal? This needs no memory, whereas tolerances make several copies.
+    """Whether all numbers of two plain tensors are equal. This needs no memory, whereas tolerances make several copies.
 
     A NaN equals nothing here. Not asked of small tensors, nor within a mode that sees every operation.
     """

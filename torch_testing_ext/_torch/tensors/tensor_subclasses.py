@@ -45,7 +45,7 @@ def correct_aliasing(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 
 
 def is_tensor_constructor(func: Any) -> bool:
-    """Does the operation make a tensor from none? `fake_tensor._is_tensor_constructor`: 2.11 to 2.15."""
+    """Whether the operation makes a tensor from none. `fake_tensor._is_tensor_constructor`: 2.11 to 2.15."""
     from torch._subclasses import fake_tensor
 
     module: Any = fake_tensor  # untyped in torch

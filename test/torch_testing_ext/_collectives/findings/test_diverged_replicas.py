@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from torch_testing_ext._collectives.findings.diverged_replicas import END, Look, first_parted
+from torch_testing_ext._collectives.findings.diverged_replicas import END, Look, first_diverged
 from torch_testing_ext.common_utils import run_tests
 
 GROUP = json.dumps(["0", "default_pg", [0, 1, 2], 0, "store"])
@@ -20,7 +20,7 @@ def looks(values, points=(*AROUND_TWO_STEPS, END), model="DDP 0", is_buffer=Fals
 
 class PartedTest(unittest.TestCase):
     def assert_said(self, expected, *of_ranks):
-        found = first_parted(dict(enumerate(of_ranks)))
+        found = first_diverged(dict(enumerate(of_ranks)))
         self.assertEqual(found and found.sentence, expected)
         return found
 
@@ -60,14 +60,14 @@ class PartedTest(unittest.TestCase):
 
     def test_a_rank_that_leaves_out_a_step(self):
         first, second = [2, 3, 4, 5, 6, 7, END], AROUND_TWO_STEPS
-        found = first_parted({0: looks([0, 1, 1, 2, 2, 3, 3], first), 1: looks([0, 1, 8, 9, 9], (*second, END))})
+        found = first_diverged({0: looks([0, 1, 1, 2, 2, 3, 3], first), 1: looks([0, 1, 8, 9, 9], (*second, END))})
         self.assertIn("has diverged from rank 1 between steps 1 and 2: w", found.sentence)
 
     def test_the_first_model_and_parameters_before_buffers(self):
         both = [*looks([0, 9, 9], [2, 3, END], "SGD 0"), *looks([9] * 5)]
         same = [*looks([0, 0, 0], [2, 3, END], "SGD 0"), *looks([0] * 5)]
-        self.assertIn("in step 1: w [4] (SGD in", first_parted({0: same, 1: both}).sentence)
-        found = first_parted({0: looks([0] * 5, is_buffer=True), 1: looks([9] * 5, is_buffer=True)})
+        self.assertIn("in step 1: w [4] (SGD in", first_diverged({0: same, 1: both}).sentence)
+        found = first_diverged({0: looks([0] * 5, is_buffer=True), 1: looks([9] * 5, is_buffer=True)})
         self.assertTrue(found.is_hazard)
         self.assertTrue(found.sentence.endswith("; the next forward overwrites it with that of rank 0"))
 
