@@ -2,9 +2,6 @@
 
 import os as _os
 
-# Has a finder for all modules of ours.
-from . import _process as _process
-
 __version__ = "0.1.0"
 
 # Has torch count CUDA's devices by NVML. Its other way initialises CUDA, and ranks could no longer be forked.
