@@ -19,8 +19,9 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import terminal
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
-from torch_testing_ext.launch import peers
-from torch_testing_ext.launch.coordinator import Member, WrongRound
+from torch_testing_ext.launch.launched import peers
+from torch_testing_ext.launch.launched.meeting import WrongRound
+from torch_testing_ext.launch.launched.member import Member
 
 from . import pytest_internals
 

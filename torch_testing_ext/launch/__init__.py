@@ -43,7 +43,7 @@ from torch_testing_ext.launch.start import (
 from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
 
 from .environment import Launched as Launched, this_launch as this_launch
-from .peers import why_no_rank as why_no_rank
+from .launched.peers import why_no_rank as why_no_rank
 from .sweeps import sweep_verdict as sweep_verdict
 from .verdict import (
     Case as Case,

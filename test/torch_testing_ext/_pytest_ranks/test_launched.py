@@ -264,7 +264,7 @@ class T(DistributedTestBase):
 
 # As a shell has them in a container of a training job. Another process that runs these tests has another port.
 LEFT = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
-DO_NOT_WAIT = "from torch_testing_ext.launch import peers\npeers.LONGEST_WAIT_FOR_PEER = 0\n"
+DO_NOT_WAIT = "from torch_testing_ext.launch.launched import peers\npeers.LONGEST_WAIT_FOR_PEER = 0\n"
 SCRIPT = """
 from torch_testing_ext.common_distributed import DistributedTestBase
 from torch_testing_ext.common_utils import run_tests
@@ -308,7 +308,7 @@ def test_others_do_not_see_it():
         source = """
 import os
 import pytest
-from torch_testing_ext.launch import peers
+from torch_testing_ext.launch.launched import peers
 @pytest.mark.world_size(2)
 def test_marked(): ...
 def test_starts_programs():

@@ -27,7 +27,8 @@ from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, Ranks
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 
 if TYPE_CHECKING:
-    from torch_testing_ext.launch.coordinator import Member, Round, RoundJudged
+    from torch_testing_ext.launch.launched.member import Member
+    from torch_testing_ext.launch.launched.round_messages import Round, RoundJudged
 
 
 __unittest = True
@@ -57,7 +58,7 @@ def judged() -> RoundJudged:
 
 
 def _member() -> type[Member]:
-    from torch_testing_ext.launch.coordinator import Member
+    from torch_testing_ext.launch.launched.member import Member
 
     return Member
 
@@ -90,7 +91,7 @@ def begin(
 ) -> Round:
     """Begin a test together with all ranks, or raise why that is not possible. Skips a test of another world size."""
     __tracebackhide__ = True
-    from torch_testing_ext.launch.coordinator import WrongRound
+    from torch_testing_ext.launch.launched.meeting import WrongRound
 
     check_launch(test)
     why = wrong_size(world_size)

@@ -12,9 +12,10 @@ from unittest import mock
 from torch_testing_ext._machine.machine_resources import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import environment, peers
+from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.environment import Launched
-from torch_testing_ext.launch.peers import PeerEvidence
+from torch_testing_ext.launch.launched import peers
+from torch_testing_ext.launch.launched.peers import PeerEvidence
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}

@@ -15,19 +15,14 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._torch.groups import process_groups
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import coordinator as coordinator_module, environment, start
-from torch_testing_ext.launch.coordinator import (
-    Coordinator,
-    FromCoordinator,
-    Member,
-    RankBegins,
-    RankJoined,
-    RoundRefused,
-    WrongRound,
-    connect,
-)
+from torch_testing_ext.launch import environment, start
 from torch_testing_ext.launch.environment import Launched
 from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.launched import meeting, member
+from torch_testing_ext.launch.launched.coordinator import Coordinator
+from torch_testing_ext.launch.launched.meeting import WrongRound, connect
+from torch_testing_ext.launch.launched.member import Member
+from torch_testing_ext.launch.launched.round_messages import FromCoordinator, RankBegins, RankJoined, RoundRefused
 
 # Their agents count restarts apart, so a key says nothing on another machine.
 RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key=f"key {rank}") for rank in range(2))
@@ -92,7 +87,7 @@ class SeveralMachinesTest(TestCase):
     def test_nobody_listens(self):
         """The variables are left from a launch that has ended: the rank says so once the others could have come."""
         with (
-            mock.patch.object(coordinator_module, "CONNECT_TIMEOUT", 0.1),
+            mock.patch.object(meeting, "CONNECT_TIMEOUT", 0.1),
             self.assertRaisesRegex(WrongRound, f"rank 0 .* not found .*localhost:{self.port}.*refused.*{HOW_TO_UNSET}"),
         ):
             connect(self.rank_1)
@@ -113,7 +108,7 @@ class SeveralMachinesTest(TestCase):
             socket.create_server(("localhost", self.port)),
         ):
             with (
-                mock.patch.object(coordinator_module, "CONNECT_TIMEOUT", 1.0),
+                mock.patch.object(meeting, "CONNECT_TIMEOUT", 1.0),
                 self.assertRaisesRegex(WrongRound, f"at localhost:{self.port} is no store of torch.*{HOW_TO_UNSET}"),
             ):
                 connect(self.rank_1)
@@ -125,8 +120,8 @@ class SeveralMachinesTest(TestCase):
     def test_a_rank_alone_tries_once(self):
         """Later tests of a process that has not found rank 0 do not wait again, and its session reports itself."""
         self.enterContext(mock.patch.object(Member, "_why_not_met", ""))
-        self.enterContext(mock.patch.object(coordinator_module, "this_launch", return_value=self.rank_1))
-        with mock.patch.object(coordinator_module, "connect", side_effect=WrongRound("not found")) as connecting:
+        self.enterContext(mock.patch.object(member, "this_launch", return_value=self.rank_1))
+        with mock.patch.object(member, "connect", side_effect=WrongRound("not found")) as connecting:
             for _ in range(2):
                 with self.assertRaisesRegex(WrongRound, "not found"):
                     Member.of_this_process()

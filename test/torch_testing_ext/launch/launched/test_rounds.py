@@ -8,11 +8,11 @@ from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict, grace_periods
 from torch_testing_ext.launch.accounts import OwnWarning, RaisedError, RankAccount
-from torch_testing_ext.launch.coordinator import (
+from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.launched.round_messages import (
     AskForStacks,
     FromCoordinator,
     FromRank,
-    Meeting,
     RankBegins,
     RankEnds,
     RankHeard,
@@ -22,9 +22,8 @@ from torch_testing_ext.launch.coordinator import (
     Round,
     RoundJudged,
     RoundRefused,
-    RoundState,
 )
-from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.launched.rounds import Meeting, RoundState
 from torch_testing_ext.launch.watching.rules import WatchAction
 
 NOTHING = RankStacks("", b"")

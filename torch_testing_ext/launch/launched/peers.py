@@ -15,9 +15,8 @@ import sys
 import time
 
 from torch_testing_ext._process import launcher_variables as variables, system, terminal, user_commands
-
-from . import environment
-from .environment import Launched, this_launch
+from torch_testing_ext.launch import environment
+from torch_testing_ext.launch.environment import Launched, this_launch
 
 # A launcher starts the processes of all ranks within moments.
 LONGEST_WAIT_FOR_PEER = 2.0
