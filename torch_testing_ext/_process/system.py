@@ -258,10 +258,16 @@ def die_by(number: int) -> NoReturn:
         signal.pause()
 
 
+def command_of(pid: int) -> str:
+    """The beginning of the command line of a process; "" if the process cannot be seen."""
+    words = text_of(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").split()
+    return " ".join(words)[:80]
+
+
 def describe(pid: int) -> str:
     """A process by its pid and the beginning of its command line."""
-    words = text_of(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").strip()
-    return f"pid {pid}: {words[:80]}" if words else f"pid {pid}"
+    command = command_of(pid)
+    return f"pid {pid}: {command}" if command else f"pid {pid}"
 
 
 def _all_pids() -> list[int]:

@@ -91,10 +91,6 @@ class PlanTest(unittest.TestCase):
             (test,) = plan([make_test("test_a", **needs)], cluster, nothing_known).tests
             self.assertEqual(test.skip, skip, needs)
 
-    def test_a_process_cannot_use_two_mig_instances(self):
-        made = plan([make_test("test_a", devices=2)], Inventory(("MIG-a", "MIG-b"), "cuda"), nothing_known)
-        self.assertEqual(made.skipped[0].want, "2 devices")
-
     def test_repetitions(self):
         made = plan([make_test("test_a"), make_test("test_b", skip="so")], TWO, nothing_known, repetitions=3)
         self.assertEqual([(unit.number, unit.repetition) for unit in made.units], [(0, 0), (1, 1), (2, 2)])

@@ -7,7 +7,6 @@ would have too little memory: the device is not used again in this run, and the 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Protocol
 
 from torch_testing_ext._machine.device_rules import bare_uuid
@@ -199,12 +198,7 @@ def describe_process(pid: int) -> str:
     """A process by its number and command; in a container, by its number, which is one of the host."""
     if not system.has_pids_of_host():
         return f"pid {pid} of the host"
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return f"pid {pid} (not a process that can be seen from here)"
-    words = " ".join(command.replace(b"\0", b" ").decode("utf-8", "replace").split())
-    return f"pid {pid} ({words[:100]})" if words else f"pid {pid}"
+    return f"pid {pid} ({system.command_of(pid) or 'not a process that can be seen from here'})"
 
 
 def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[Attempt]:

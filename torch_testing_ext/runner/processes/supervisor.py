@@ -175,12 +175,9 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
 
 def describe(pid: int) -> str:
     """A process by pid and command line. One that was forked without exec has this process's command line."""
-    description = system.describe(pid)
-    _, _, command = description.partition(": ")
-    _, _, own_command = system.describe(os.getpid()).partition(": ")
-    if command == own_command:
+    if system.command_of(pid) == system.command_of(os.getpid()):
         return f"pid {pid}: a fork of the test's process"
-    return description
+    return system.describe(pid)
 
 
 def _handles(pid: int, number: int) -> bool:
