@@ -12,6 +12,7 @@ from torch_testing_ext.common_utils import run_tests
 
 pytestmark = pytest.mark.slow
 
+PACKAGE = ROOT / "torch_testing_ext"
 TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 # The first cell of a row.
 FILE = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
@@ -40,12 +41,15 @@ class StoriesTest(FolderCase):
         functions = story.functions_of_story(folder)
         return {file: names for file, names in functions.items() if not file.startswith(BASICS)}
 
-    def check(self, heading: str, most: int, ran: dict[str, list[str]]) -> None:
-        """The section names exactly the files that ran, which are at most so many."""
+    def check(self, heading: str, most: int, ran: dict[str, list[str]], most_lines: int | None = None) -> None:
+        """The section names exactly the files that ran, which are at most so many, with so many lines in all."""
         named = files_in_section(TOUR.read_text(encoding="utf-8"), heading)
         not_named = {file: names for file, names in ran.items() if file not in named | MAY_RUN.get(heading, set())}
         self.assertEqual((not_named, named - {*ran}), ({}, set()), "what only ran, and what is only named")
         self.assertLessEqual(len(named), most)
+        if most_lines is not None:
+            lines = sum(len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in named)
+            self.assertLessEqual(lines, most_lines)
 
     def test_a_rank_raises(self):
         self.check("A rank raises", 16, self.trace("rank_raises.py", "test_story.py"))
@@ -53,7 +57,8 @@ class StoriesTest(FolderCase):
     def test_a_worker_is_killed(self):
         self.write("run_test.py", subject(__file__, "run_and_report.py"))
         words = ("run_test.py", "--warm=off", "--junitxml=junit.xml", "test_story.py")
-        self.check("A worker is killed", 24, self.trace("worker_dies.py", *words))
+        # When 24 files were enough, they had 13,400 lines.
+        self.check("A worker is killed", 37, self.trace("worker_dies.py", *words), 8_800)
 
     def test_a_function_with_world_size_fails(self):
         words = ("-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider", "test_story.py")
