@@ -11,20 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 
 from .model import (
     RunHeader,
 )
-from .run_site import LocalSite
-
-if TYPE_CHECKING:
-    from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
-
-    RunSite: TypeAlias = LocalSite | ClusterSite
-
 
 # A repository on a slow file system does not delay the run for longer.
 COMMIT_TIMEOUT = 5.0

@@ -1,4 +1,4 @@
-"""The site of a run: this machine, or the nodes of a cluster (cluster/cluster_site.py)."""
+"""This machine as the site of a run."""
 
 from __future__ import annotations
 
@@ -29,48 +29,19 @@ from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
 from torch_testing_ext.warm.served_process import find_server
 
 from .events import Importing, Reporter, Warned
-from .model import Attempt, RunHeader, Test
+from .model import RunHeader
 from .options import CannotRun, Options, UsageError, Warm
+from .site_protocol import Found, Work
 
 if TYPE_CHECKING:
     from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
-    from torch_testing_ext.runner.processes.file_processes import Discovery, FileProcesses, Reads
-
-
-@dataclass(frozen=True)
-class Found:
-    """The devices, slots and tests that a site has."""
-
-    inventory: Inventory
-    slots: int
-    discovery: Discovery
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Work:
-    """The result of discovery and planning, to run or to list."""
-
-    # The options, with the number of slots.
-    options: Options
-    plan: Plan
-    # Files that cannot be imported, and tests that cannot be run.
-    broken: tuple[Attempt, ...]
-    inventory: Inventory
-    # All tests of the imported files, selected or not.
-    discovered: tuple[Test, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def tests(self) -> tuple[Test, ...]:
-        return (*self.plan.tests, *(attempt.test for attempt in self.broken))
+    from torch_testing_ext.runner.processes.file_processes import FileProcesses, Reads
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
@@ -30,7 +30,7 @@ from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, typical_seconds
 
-from . import rank_settings
+from . import doors, rank_settings
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .model import (
     Attempt,
@@ -47,15 +47,19 @@ from .model import (
     exit_code,
 )
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
-from .run_site import Found, LocalSite, Work, on_this_machine
+from .run_site import on_this_machine
+from .site_protocol import Found, OpenSite, RunSite, Work
 
 if TYPE_CHECKING:
-    from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
     from torch_testing_ext.runner.engine.signals_and_keys import Deferred
     from torch_testing_ext.runner.processes.file_processes import Discovery
-
-    RunSite: TypeAlias = LocalSite | ClusterSite
 from .run_header import CommitQuery, make_header
+
+# pyproject.toml declares the same.
+OWN_SITES = {
+    "ray": "torch_testing_ext.runner.cluster.cluster_site:on_ray",
+    "slurm": "torch_testing_ext.runner.cluster.cluster_site:on_slurm",
+}
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,18 @@ def _explain(options: Options, chosen: Chosen, affected: Affected) -> int:
 def _open_site(options: Options, root: Path, files: Sequence[str]) -> AbstractContextManager[RunSite]:
     if options.cluster is None:
         return on_this_machine(options, root, files)
-    from torch_testing_ext.runner.cluster.cluster_site import on_cluster
-
-    return on_cluster(options, root, files)
+    sites = doors.entries(doors.SITES, OWN_SITES)
+    of_ray = sites.pop("ray")
+    is_of_ray = options.cluster == "auto" or not options.cluster.isidentifier()
+    entry = of_ray if is_of_ray else sites.get(options.cluster)
+    if entry is None:
+        raise UsageError(f"--cluster {options.cluster} is not auto, {', '.join(sites)}, HOST:PORT or ray://HOST:PORT")
+    try:
+        open_site: OpenSite = entry.load()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CannotRun(f"--cluster {options.cluster}: {entry.value} could not be loaded: {why}") from error
+    return open_site(options, root, files)
 
 
 def _first(work: Work, earlier: EarlierRuns) -> Priority:

@@ -66,7 +66,8 @@ def imports_in(module: str, file: Path, known: Collection[str]) -> Iterator[tupl
             case _:
                 continue
         for name in names:
-            parts = name.split(".")
+            # An entry point names its function after a colon.
+            parts = name.replace(":", ".").split(".")
             heads = (".".join(parts[:length]) for length in range(len(parts), 1, -1))
             found = next((head for head in heads if head in known), None)
             if found is not None and found != module:

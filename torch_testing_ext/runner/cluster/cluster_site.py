@@ -26,10 +26,10 @@ from torch_testing_ext.runner.events import Reporter, Warned
 from torch_testing_ext.runner.model import Lease, NodeOfRun, RunHeader, Unit
 from torch_testing_ext.runner.options import ALL_CPUS, CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
-from torch_testing_ext.runner.run_site import Found, Work
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
+from torch_testing_ext.runner.site_protocol import Found, Work
 
 from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, RunUnit
 from .bridge_messages import Connect
@@ -50,22 +50,40 @@ TELL_INTERVAL = 10.0
 
 
 @contextmanager
-def on_cluster(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
-    """The nodes of the cluster that the options name, where agents are started for these test files."""
-    warnings = notes_on_environment(os.environ, options.cluster_env)
-    leases = NodeLeases()
-    coming_back = None
-    launcher: NodeLauncher
+def on_slurm(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
+    """The nodes of a Slurm allocation, which share the project's folder: the site `slurm`."""
+    with locked_folder("torch_testing_ext_run_") as folder:
+        launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
+        with _on_nodes(launcher, options, _notes(options)) as site:
+            yield site
+
+
+@contextmanager
+def on_ray(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
+    """The nodes of a Ray cluster: the site `ray`. Without a shared folder, these get a copy of the project."""
+    warnings = _notes(options)
     with locked_folder("torch_testing_ext_run_") as folder, ExitStack() as open_files:
-        if options.cluster == SLURM:
-            launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
-        elif options.cluster_root is not None:
-            launcher = _on_ray(options, root, folder, warnings)
+        if options.cluster_root is not None:
+            launcher, coming_back = _by_ray(options, root, folder, warnings), None
         else:
             launcher, coming_back = _with_copies(options, root, files, folder, warnings, open_files)
-        with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
-            place.nodes.coming_back = coming_back
-            yield ClusterSite(place, leases, warnings)
+        with _on_nodes(launcher, options, warnings, coming_back) as site:
+            yield site
+
+
+def _notes(options: Options) -> list[str]:
+    return notes_on_environment(os.environ, options.cluster_env)
+
+
+@contextmanager
+def _on_nodes(
+    launcher: NodeLauncher, options: Options, warnings: list[str], coming_back: ComingBack | None = None
+) -> Iterator[ClusterSite]:
+    """The nodes on which a launcher starts agents. `coming_back`: what writes the files that tests change there."""
+    leases = NodeLeases()
+    with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
+        place.nodes.coming_back = coming_back
+        yield ClusterSite(place, leases, warnings)
 
 
 def shipment(root: Path, files: Sequence[str]) -> Shipment:
@@ -142,7 +160,7 @@ def clean(options: Options) -> int:
     if options.cluster == SLURM:
         raise UsageError("cluster clean is for Ray: with Slurm, nodes keep nothing")
     with locked_folder("torch_testing_ext_run_") as folder:
-        launcher = _on_ray(options, Path.cwd(), folder, [], cleans=True)
+        launcher = _by_ray(options, Path.cwd(), folder, [], cleans=True)
         with ClusterPlace(launcher, NodeLeases(), options.cluster_timeout, _say) as place:
             # Also when all is done.
             while not launcher.failure:
@@ -180,7 +198,7 @@ def _with_copies(
     sent = shipment(root, files)
     write_tar(sent, archive)
     warnings += sent.warnings
-    launcher = _on_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
+    launcher = _by_ray(options, root, folder, warnings, archive=str(archive), times=sent.times)
     launcher.copies_of = str(root)
     environ = dict(launcher.prepare.environ)
     elsewhere = {}
@@ -197,7 +215,7 @@ def _with_copies(
     return launcher, ComingBack(root, partial(sent_file, open_files.enter_context(tarfile.open(archive))), elsewhere)
 
 
-def _on_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:
+def _by_ray(options: Options, root: Path, folder: Path, warnings: list[str], **more: Any) -> RayLauncher:
     """The launcher for a Ray cluster. `more`: of the copies that nodes get of the project."""
     assert options.cluster is not None
     prepare = _prepare(options, root)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.runner.events import WaitingForDevices
 from torch_testing_ext.runner.model import Lease, Unit
-from torch_testing_ext.runner.scheduling.node_leases import RunLeases
+from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 from .memory_return import MemoryReturn

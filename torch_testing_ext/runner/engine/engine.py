@@ -29,8 +29,8 @@ from torch_testing_ext.runner.model import (
 )
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.node_leases import RunLeases
 from torch_testing_ext.runner.scheduling.plan import Plan
+from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 from .dispatcher import Dispatcher

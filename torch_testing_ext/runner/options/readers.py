@@ -31,9 +31,9 @@ def read_gpus(text: str) -> Gpus:
 
 
 def read_cluster(text: str) -> str:
-    """`auto`, `slurm`, or the address of a Ray cluster."""
+    """`auto` or an address for a Ray cluster, or the name of another site, which the session knows."""
     host, _, port = text.removeprefix("ray://").rpartition(":")
-    if text in ("auto", "slurm") or (host and port.isdecimal() and int(port) < 1 << 16):
+    if text.isidentifier() or (host and port.isdecimal() and int(port) < 1 << 16):
         return text
     raise ValueError(f"{text!r} is not auto, slurm, HOST:PORT or ray://HOST:PORT")
 

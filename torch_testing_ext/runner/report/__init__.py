@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torch_testing_ext._process.kept_failures import make_cache_folder
-from torch_testing_ext.runner import run_again
+from torch_testing_ext.runner import doors, run_again
 from torch_testing_ext.runner.events import Reporter, Reporters, Warned
 from torch_testing_ext.runner.model import Policy
 from torch_testing_ext.runner.options import Options, Verbosity
 
 from .console_layout import ConsoleLayout, columns, is_terminal, make_styler
+from .recorder import FileReport as FileReport, History as History
+from .report_request import ReportRequest as ReportRequest
 from .terminal_stream import LineWriter, TerminalStream
 
 if TYPE_CHECKING:
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
     from .import_note import ImportNote
     from .journal import Journal, RecordedRun
     from .live_display import Live
-    from .recorder import Render
+
+
+# pyproject.toml declares the same.
+OWN_REPORTS = {
+    name: f"torch_testing_ext.runner.report.own_reports:{name}"
+    for name in ("junit", "html", "perfetto", "json", "github")
+}
 
 
 # A report is imported where it is made: --list, which imports nothing else, needs none of them.
@@ -36,26 +43,34 @@ if TYPE_CHECKING:
 
 def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str]) -> Reporters:
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
-    from .github import GitHub
-    from .recorder import Files
-
     terminal = TerminalStream(stream)
     status = None
     if is_terminal(stream, environ) and not options.pdb:
         status = make_status(terminal, options.policy)
-    console = _make_console(status or terminal, options, stream, environ, options.policy, run_again.command(options))
+    command = run_again.command(options)
+    console = _make_console(status or terminal, options, stream, environ, options.policy, command)
 
     def warn(message: str) -> None:
         console.on_event(Warned(message))
 
-    reporters: list[Reporter] = [_make_journal(options, warn), Files(_file_reports(options), warn)]
-    if environ.get("GITHUB_ACTIONS") == "true":
-        step_summary = environ.get("GITHUB_STEP_SUMMARY")
-        reporters.append(GitHub(console.writer, Path(step_summary) if step_summary else None))
+    request = ReportRequest(options, environ, command, console.writer, warn)
+    reporters: list[Reporter] = [_make_journal(options, warn), *_from_door(request)]
     if status is not None:
         reporters.append(status)
     reporters.append(console)
     return Reporters(reporters)
+
+
+def _from_door(request: ReportRequest) -> Iterator[Reporter]:
+    """The reports of all packages that are wanted for a run, ours among them."""
+    for name, entry in doors.entries(doors.REPORTS, OWN_REPORTS).items():
+        try:
+            reporter = entry.load()(request)
+        except Exception as error:
+            request.warn(f"the report {name} ({entry.value}) could not be made: {type(error).__name__}: {error}")
+        else:
+            if reporter is not None:
+                yield reporter
 
 
 def make_status(terminal: TerminalStream, policy: Policy) -> Live | ImportNote:
@@ -81,13 +96,15 @@ def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
 
 def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: RecordedRun) -> Reporters:
     """Makes the reports of a run that is over, and prints its summary."""
-    from .recorder import Files
-
     command, policy = run.header.command, run.header.policy
     options = dataclasses.replace(options, verbosity=Verbosity.QUIET)
     console = _make_console(TerminalStream(stream), options, stream, environ, policy, command)
-    renderers = _file_reports(options, command)
-    reporters = Reporters([Files(renderers, warn=lambda message: console.on_event(Warned(message)))])
+
+    def warn(message: str) -> None:
+        console.on_event(Warned(message))
+
+    request = ReportRequest(options, environ, command, console.writer, warn, is_over=True)
+    reporters = Reporters([*_from_door(request)])
     for event in run.events:
         reporters.on_event(event)
     Reporters([console], reporters.errors).on_event(run.events[-1])
@@ -120,16 +137,3 @@ def _make_console(
         partial(columns, stream, environ),
         options.status_level,
     )
-
-
-def _file_reports(options: Options, command: str | None = None) -> dict[Path, Render]:
-    from . import json_results, junit, perfetto
-    from .page import html_page
-
-    renderers: dict[Path | None, Render] = {
-        options.junitxml: junit.render_junit,
-        options.html: partial(html_page.render_page, command=command or run_again.command(options)),
-        options.perfetto: perfetto.render_perfetto,
-        options.results: json_results.render_json,
-    }
-    return {path: render for path, render in renderers.items() if path is not None}

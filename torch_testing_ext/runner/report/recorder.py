@@ -93,31 +93,27 @@ Render = Callable[[History], str]
 
 
 @dataclass
-class Files:
-    """Records a run and writes all file reports at its end. A report that cannot be written causes a warning."""
+class FileReport:
+    """Records a run, and writes a file at its end. A file that cannot be written causes a warning."""
 
-    renderers: dict[Path, Render]
+    path: Path
+    render: Render
     warn: Callable[[str], None]
     _recorder: Recorder = field(default_factory=Recorder)
 
     def on_event(self, event: Event) -> None:
         self._recorder.on_event(event)
         if isinstance(event, RunEnded):
-            history = self._recorder.history(event)
-            errors = [error for path, render in self.renderers.items() if (error := self._write(path, render, history))]
-            if errors:
-                raise errors[0]
+            self._write(self._recorder.history(event))
 
-    def _write(self, path: Path, render: Render, history: History) -> Exception | None:
-        """Returns our own error, if any, so that the other reports are still written."""
+    def _write(self, history: History) -> None:
         try:
-            write_atomically(path, render(history))
+            write_atomically(self.path, self.render(history))
         except OSError as error:
-            self.warn(f"{path} could not be written ({error}); the outcome of the run is not affected")
+            self.warn(f"{self.path} could not be written ({error}); the outcome of the run is not affected")
         except Exception as error:
-            self.warn(f"{path} could not be written: internal error: {type(error).__name__}: {error}")
-            return error
-        return None
+            self.warn(f"{self.path} could not be written: internal error: {type(error).__name__}: {error}")
+            raise
 
 
 # -- lanes, for the timeline and the trace

@@ -10,7 +10,7 @@ from torch_testing_ext.runner.model import (
     Unit,
 )
 
-from .node_leases import RunLeases
+from .protocol import RunLeases
 from .unit_queue import Queue, typical_seconds
 
 # Earlier estimates would vary too much.

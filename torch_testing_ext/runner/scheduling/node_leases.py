@@ -7,7 +7,6 @@ are free as a whole; among equal ones, a node that has the unit's file open alre
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from torch_testing_ext.runner.model import Lease, Unit
 
@@ -133,7 +132,6 @@ class NodeLeases:
 
 
 # The resources of a run, of which it leases some to each unit: those of this machine, or of a cluster's nodes.
-RunLeases: TypeAlias = Leases | NodeLeases
 
 
 def _size(numbers: list[int]) -> Size:

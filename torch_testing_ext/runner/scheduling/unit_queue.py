@@ -17,7 +17,7 @@ from typing import Any
 from torch_testing_ext.runner.model import Unit
 
 from .leases import Size, slots_of
-from .node_leases import RunLeases
+from .protocol import RunLeases
 
 # How often a waiting unit can be overtaken, per device or slot of the machine: rarely enough that it starts soon, often
 # enough that free resources are not idle meanwhile.
