@@ -3,21 +3,17 @@
 import contextlib
 import ctypes
 import functools
-import json
 import os
 import random
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from torch_testing_ext._process import ends, fork_safety, system
-from torch_testing_ext._process.event_loop import wait_readable
+from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
 
 from . import device_rules
@@ -41,17 +37,10 @@ device_may_exist = build_options.device_may_exist
 # A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
 FORK_TIMEOUT = 60.0
 # A new interpreter imports torch before it asks.
-_INTERPRETER_TIMEOUT = 120.0
-_KILL_TIMEOUT = 2.0
-# The exit code of a forked child that cannot ask, because its parent has already initialised the driver.
-EXIT_BAD_FORK = 3
-
-
-class DriverDoesNotAnswer(RuntimeError):
-    """A process that asked the driver is stuck."""
-
-    def __init__(self) -> None:
-        super().__init__("the driver of the accelerators has not answered within a minute")
+INTERPRETER_TIMEOUT = 120.0
+# The answer of a forked child whose parent has initialised the driver.
+_TOO_LATE = "the driver was initialised before the fork"
+_DRIVER = "the driver of the accelerators"
 
 
 def device_count() -> int:
@@ -300,75 +289,26 @@ QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
 # -- ways to ask them
 
 
-def ask_forked(question: str, timeout: float = FORK_TIMEOUT) -> Any:
-    """Let a forked child ask; None where it gave no answer."""
-    receive, send = os.pipe()
-    # Even with native threads in idle pools (OpenBLAS): the child takes none of their locks.
-    pid = fork_safety.fork()
-    if pid == 0:
-        _answer_and_exit(question, send)
-    os.close(send)
-    with os.fdopen(receive, "rb") as pipe:
-        ready = wait_readable(pipe, time.monotonic() + timeout)
-        text = pipe.read() if ready else b""
-    if not ready:
-        os.kill(pid, signal.SIGKILL)
-        # A child that the driver blocks ends when the driver answers.
-        if ends.has_ended(pid, _KILL_TIMEOUT):
-            ends.wait_for_exit(pid)
-        raise DriverDoesNotAnswer
-    if ends.wait_for_exit(pid) == EXIT_BAD_FORK:
-        # This process has initialised the driver before: asking here does no more harm.
-        return _ask(question)
-    return json.loads(text) if text else None
-
-
-def _answer_and_exit(question: str, send: int) -> NoReturn:
-    """In the forked child: write the answer and exit without running the parent's exit handlers."""
-    code = 0
-    try:
-        if accelerator_state.accelerator_is_in_bad_fork():
-            code = EXIT_BAD_FORK
-        else:
-            write_answer(question, send)
-    finally:
-        os._exit(code)
-
-
-def ask_new_interpreter(question: str) -> Any:
-    """Let a new interpreter ask, with the search path of this one."""
-    receive, send = os.pipe()
-    search_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = dict(os.environ, PYTHONPATH=search_path)
-    code = f"from torch_testing_ext._machine.accelerators import write_answer; write_answer({question!r}, {send})"
-    with os.fdopen(receive, "rb") as pipe:
-        child = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[send], env=environment, stdin=subprocess.DEVNULL
-        )
-        os.close(send)
-        if not wait_readable(pipe, time.monotonic() + _INTERPRETER_TIMEOUT):
-            child.kill()
-            raise DriverDoesNotAnswer
-        text = pipe.read()
-    ended = ends.describe_exit(child.wait())
-    if not text:
-        raise RuntimeError(f"cannot count the accelerators: the interpreter that asks for them {ended}")
-    return json.loads(text)
-
-
-def answer_to(question: str, ask_new_interpreter: Callable[[str], Any] = ask_new_interpreter) -> Any:
-    """Ask in the way that leaves this process as it is."""
+def answer_to(question: str) -> Any:
+    """Ask in the way that leaves this process as it is. Raises NoAnswer."""
     if accelerator_state.accelerator_is_initialised():
         return _ask(question)
-    may_fork = not fork_safety.other_threads() and not accelerator_state.accelerator_is_in_bad_fork()
-    answer = ask_forked(question) if may_fork else None
-    return ask_new_interpreter(question) if answer is None else answer
+    if not fork_safety.other_threads() and not accelerator_state.accelerator_is_in_bad_fork():
+        try:
+            answer = ask_elsewhere(_ask_unless_too_late, question, by=By.FORK, who=_DRIVER, timeout=FORK_TIMEOUT)
+        except NoAnswer as error:
+            # A fork may fail where a new process does not.
+            if error.silence is Silence.LATE:
+                raise
+        else:
+            # This process has initialised the driver before: asking here does no more harm.
+            return _ask(question) if answer == _TOO_LATE else answer
+    return ask_elsewhere(_ask, question, by=By.INTERPRETER, who=_DRIVER, timeout=INTERPRETER_TIMEOUT)
 
 
-def write_answer(question: str, send: int) -> None:
-    """In the child process: ask the runtime and write its answer to the pipe."""
-    answer = json.dumps(_ask(question))
-    os.write(send, answer.encode())
+def _ask_unless_too_late(question: str) -> Any:
+    """In a forked child: ask, unless its parent had initialised the driver, which no child of it can use."""
+    return _TOO_LATE if accelerator_state.accelerator_is_in_bad_fork() else _ask(question)
 
 
 def _ask(question: str) -> Any:

@@ -18,7 +18,6 @@ from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_ma
 from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
     Gpu,
-    NvmlError,
     gpus_by_name,
     matching_gpus,
     may_have_nvidia_gpus,
@@ -27,6 +26,7 @@ from torch_testing_ext._machine.nvml import (
 )
 from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
@@ -146,7 +146,7 @@ class LocalSite:
         try:
             nvml = open_nvml() if inventory.kind == "cuda" else open_shared_memory()
             uuids = uuids_for(inventory.identities, inventory.names, nvml.usage())
-        except NvmlError as error:
+        except NoAnswer as error:
             warnings.append(f"device memory is not checked between tests: {error}")
             return None
 
@@ -215,8 +215,8 @@ def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
         return ()
     try:
         nvml = open_nvml()
-    except NvmlError as error:
-        if "has not answered" in str(error):
+    except NoAnswer as error:
+        if error.silence is Silence.LATE:
             raise CannotRun(str(error)) from None
         return ()
     gpus = nvml.gpus()

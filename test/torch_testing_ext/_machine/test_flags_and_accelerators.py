@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from kit.processes import output_of_python
 from torch_testing_ext import common_distributed, common_utils
 from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
+from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._torch.devices import accelerator_state, build_options, first_accelerator_use
@@ -210,12 +210,16 @@ class TestDevices(TestCase):
         with mock.patch.object(accelerator_state, "accelerator_is_in_bad_fork", lambda: os.getpid() != parent):
             self.assertEqual(accelerators.device_count(), parent)
 
+    def asked_elsewhere(self, *answers):
+        """The ways in which a question goes to other processes, which have these answers."""
+        with mock.patch.object(accelerators, "ask_elsewhere", side_effect=answers) as ask:
+            self.assertEqual(accelerators.answer_to("ask_devices"), ("cuda", 4))
+        return [call.kwargs["by"] for call in ask.call_args_list]
+
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
         self.pretend(ask_devices=("cuda", 0))
-        ask = mock.Mock(return_value=["cuda", 4])
         with mock.patch.object(accelerator_state, "accelerator_is_in_bad_fork", lambda: True):
-            self.assertEqual(accelerators.answer_to("ask_devices", ask), ["cuda", 4])
-        ask.assert_called_once_with("ask_devices")
+            self.assertEqual(self.asked_elsewhere(("cuda", 4)), [By.INTERPRETER])
 
     def test_with_threads_a_new_interpreter_is_asked(self):
         self.pretend(ask_devices=("cuda", 0))
@@ -223,45 +227,24 @@ class TestDevices(TestCase):
         thread = threading.Thread(target=done.wait)
         thread.start()
         try:
-            with mock.patch.object(os, "fork") as fork:
-                self.assertEqual(accelerators.answer_to("ask_devices", lambda question: ["cuda", 4]), ["cuda", 4])
-            fork.assert_not_called()
+            self.assertEqual(self.asked_elsewhere(("cuda", 4)), [By.INTERPRETER])
         finally:
             done.set()
             thread.join()
 
-    def test_a_child_that_hangs_is_ended(self):
-        self.pretend(ask_devices=signal.pause)
-        before = system.children(os.getpid())
-        with self.assertRaisesRegex(accelerators.DriverDoesNotAnswer, "has not answered within a minute"):
-            accelerators.ask_forked("ask_devices", timeout=0.2)
-        self.assertEqual(system.children(os.getpid()), before)
-
-    def test_a_child_that_dies_gives_no_answer(self):
-        self.pretend(ask_devices=lambda: os.kill(os.getpid(), signal.SIGKILL))
-        self.assertIsNone(accelerators.ask_forked("ask_devices"))
+    def test_a_forked_child_that_gives_no_answer(self):
+        """A new interpreter is asked, unless the driver is stuck."""
+        self.pretend(ask_devices=("cuda", 0))
+        for silence in (Silence.ENDED, Silence.REFUSED):
+            ways = self.asked_elsewhere(NoAnswer("why", silence), ("cuda", 4))
+            self.assertEqual(ways, [By.FORK, By.INTERPRETER])
+        with self.assertRaisesRegex(NoAnswer, "is stuck"):
+            self.asked_elsewhere(NoAnswer("it is stuck", Silence.LATE))
 
     @pytest.mark.slow
     def test_a_new_interpreter_answers(self):
-        kind, count = accelerators.ask_new_interpreter("ask_devices")
-        self.assertEqual([kind, count], list(accelerators.ask_forked("ask_devices")))
-
-    def test_a_new_interpreter_that_fails_is_an_error(self):
-        with (
-            mock.patch.object(sys, "executable", "/bin/false"),
-            self.assertRaisesRegex(RuntimeError, "exited with code 1"),
-        ):
-            accelerators.ask_new_interpreter("ask_devices")
-
-    def test_a_new_interpreter_that_hangs_is_ended(self):
-        with (
-            mock.patch.object(accelerators, "_INTERPRETER_TIMEOUT", 0.0),
-            mock.patch.object(subprocess.Popen, "kill", autospec=True, side_effect=subprocess.Popen.kill) as kill,
-            self.assertRaises(accelerators.DriverDoesNotAnswer),
-        ):
-            accelerators.ask_new_interpreter("ask_devices")
-        (child,) = kill.call_args.args
-        self.assertEqual(child.wait(), -signal.SIGKILL)
+        forked, new = (ask_elsewhere(accelerators._ask, "ask_devices", by=by, who="torch", timeout=120.0) for by in By)
+        self.assertEqual(forked, new)
 
     def test_a_library_that_has_initialised_cuda(self):
         """The driver tells, and forks of the process cannot use devices even when it is not asked again."""

@@ -17,11 +17,11 @@ from torch_testing_ext._machine.nvml import (
     ComputeMode,
     Gpu,
     GpuProcess,
-    NvmlError,
-    NvmlProcess,
+    Nvml,
     Usage,
     open_nvml,
 )
+from torch_testing_ext._process.questions import NoAnswer, Silence
 
 
 class TestNvml(NvmlTestCase):
@@ -29,7 +29,7 @@ class TestNvml(NvmlTestCase):
 
     def open(self, machine, timeout=30.0):
         machine.write(self.file)
-        nvml = NvmlProcess(timeout, [str(STAND_IN), *sys.path], {**os.environ, **environment(self.file)})
+        nvml = Nvml(timeout, [str(STAND_IN), *sys.path], {**os.environ, **environment(self.file)})
         self.addCleanup(nvml.close)
         return nvml
 
@@ -93,7 +93,7 @@ class TestNvml(NvmlTestCase):
         """Covered without a driver, and with one by the check `masks`."""
         nvml = self.open(Machine([], fails_in={"nvmlInit": "Driver Not\nLoaded"}))
         for ask in (nvml.gpus, nvml.usage):
-            with self.assertRaises(NvmlError) as caught:
+            with self.assertRaises(NoAnswer) as caught:
                 ask()
             self.assertEqual("NVML: Driver Not Loaded", str(caught.exception))
 
@@ -102,31 +102,26 @@ class TestNvml(NvmlTestCase):
         for function in ("nvmlInit", "nvmlDeviceGetMemoryInfo"):
             with self.subTest(function):
                 nvml = self.open(Machine([Device(uuid(0))], hangs_in=function), timeout=1.0)
-                with self.assertRaisesRegex(NvmlError, "has not answered NVML within 1 s"):
+                with self.assertRaisesRegex(NoAnswer, "the NVIDIA driver has not answered within 1 s") as late:
                     nvml.usage()
-                with self.assertRaisesRegex(NvmlError, "has not answered"):  # at once: it is not asked again
+                self.assertIs(late.exception.silence, Silence.LATE)
+                with self.assertRaisesRegex(NoAnswer, "has not answered"):  # at once: it is not asked again
                     nvml.usage()
 
     def test_the_process_that_asks_dies(self):
         """No check of benchmarks/gpu/run kills it."""
         nvml = self.open(Machine([Device(uuid(0))]))
         nvml.usage()
-        os.kill(nvml._process.pid, signal.SIGKILL)
-        with self.assertRaisesRegex(NvmlError, "has died"):
+        os.kill(nvml._process.ask(os.getpid), signal.SIGKILL)
+        with self.assertRaisesRegex(NoAnswer, "the process that asks the NVIDIA driver was killed by SIGKILL") as died:
             nvml.usage()
-
-    def test_it_ends_with_its_client(self):
-        """No check of benchmarks/gpu/run covers it."""
-        nvml = self.open(Machine([Device(uuid(0))]))
-        nvml.usage()
-        nvml._channel.close()
-        self.assertEqual(0, nvml._process.wait(60))
+        self.assertIs(died.exception.silence, Silence.ENDED)
 
     def test_without_the_package_or_the_driver(self):
         """On a GPU, the check `masks` opens it."""
         if Path("/dev/nvidiactl").exists():
             self.skipTest("this machine has a driver")
-        with self.assertRaisesRegex(NvmlError, "nvidia-ml-py is not installed|NVML: "):
+        with self.assertRaisesRegex(NoAnswer, "nvidia-ml-py is not installed|NVML: "):
             open_nvml()
 
 
@@ -150,7 +145,7 @@ class TestStandIn(unittest.TestCase):
                     self.assertGreaterEqual(_most(real), most)
 
     def test_uses(self):
-        import torch_testing_ext._machine.nvml_process as ours
+        import torch_testing_ext._machine.nvml.library as ours
 
         used = {
             node.attr

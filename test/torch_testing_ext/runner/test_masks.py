@@ -13,8 +13,9 @@ from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
 from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, problem_of_mask
-from torch_testing_ext._machine.nvml import NvmlError, NvmlProcess, gpus_by_name
+from torch_testing_ext._machine.nvml import Nvml, gpus_by_name
 from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
@@ -167,19 +168,19 @@ class TestFindingDevices(unittest.TestCase):
 
     def test_a_driver_that_does_not_answer(self):
         """No check of benchmarks/gpu/run stops the driver."""
-        with self.assertRaisesRegex(CannotRun, "^the NVIDIA driver has not answered NVML within 30 s$"):
-            self.discover("cuda", 1, error=NvmlError("the NVIDIA driver has not answered NVML within 30 s"))
+        with self.assertRaisesRegex(CannotRun, "^the NVIDIA driver has not answered within 30 s$"):
+            self.discover("cuda", 1, error=NoAnswer("the NVIDIA driver has not answered within 30 s", Silence.LATE))
 
     def test_without_nvml(self):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
-        inventory, warnings = self.discover("cuda", 2, error=NvmlError("not installed"))
+        inventory, warnings = self.discover("cuda", 2, error=NoAnswer("not installed", Silence.REFUSED))
         self.assertEqual((("0", "1"), ()), (inventory.names, warnings))
 
     def test_without_the_package_of_nvml_a_run_says_how_to_get_it(self):
         """Covered on a GPU by the check `masks`, if nvidia-ml-py is not installed."""
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "pynvml.py").write_text("raise ImportError")
-            nvml = NvmlProcess(path=[folder, *sys.path])
+            nvml = Nvml(path=[folder, *sys.path])
             self.addCleanup(nvml.close)
             work = mock.Mock(inventory=self.discover("cuda", 2)[0], options=Options())
             warnings = []
@@ -212,7 +213,7 @@ class TestFindingDevices(unittest.TestCase):
         inventory, warnings = self.discover(None, 0, linked(2), why_none=too_old)
         self.assertEqual((None, ()), (inventory.kind, inventory.names))
         self.assertEqual((f"no GPU can be used, though NVML knows 2 GPUs: {too_old}",), warnings)
-        _, warnings = self.discover(None, 0, error=NvmlError("not installed"), why_none=too_old)
+        _, warnings = self.discover(None, 0, error=NoAnswer("not installed", Silence.REFUSED), why_none=too_old)
         self.assertEqual((f"no GPU can be used: {too_old}",), warnings)
 
     def test_nothing_is_asked_for_a_plan(self):

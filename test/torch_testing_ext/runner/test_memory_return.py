@@ -16,8 +16,9 @@ from kit.jumping_loop import JumpingLoop
 from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine.nvml import GpuProcess, NvmlError, Usage
+from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext._process import notes, system
+from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.launch import verdict
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
@@ -140,7 +141,7 @@ class MemoryReturnTest(unittest.TestCase):
         self.assertEqual(held.name, "b")
 
     def test_nvml_fails_in_between(self):
-        self.assertEqual(self.after_lease({"GPU-a": 0}, NvmlError("gone")), ((), 2))
+        self.assertEqual(self.after_lease({"GPU-a": 0}, NoAnswer("gone", Silence.ENDED)), ((), 2))
         self.assertEqual(self.warnings, ["device memory is no longer checked between tests: gone"])
 
     def test_without_nvml(self):

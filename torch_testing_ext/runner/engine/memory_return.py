@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch_testing_ext._machine.device_rules import bare_uuid
-from torch_testing_ext._machine.nvml import NvmlError, Usage
+from torch_testing_ext._machine.nvml import Usage
 from torch_testing_ext._process import system
 from torch_testing_ext._process.event_loop import EventLoop
+from torch_testing_ext._process.questions import NoAnswer
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner.model import COUNTS_AS, Attempt, Category, TestOutcome
 
@@ -44,7 +45,7 @@ class MemorySource(Protocol):
     """Knows how much memory of devices is in use: NVML, or what counts that of fake accelerators."""
 
     def usage(self) -> Mapping[str, Usage]:
-        """The use of each device, by its UUID. Raises NvmlError without an answer."""
+        """The use of each device, by its UUID. Raises NoAnswer without an answer."""
 
     def close(self) -> object:
         """Ask no more."""
@@ -153,7 +154,7 @@ class MemoryReturn:
             return None
         try:
             by_uuid = self.nvml.usage()
-        except NvmlError as error:
+        except NoAnswer as error:
             self.nvml = None
             self.warn(f"device memory is no longer checked between tests: {error}")
             return None

@@ -99,17 +99,18 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
 
     from torch_testing_ext._machine import accelerators
     from torch_testing_ext._machine.device_rules import facts_from
+    from torch_testing_ext._process.questions import NoAnswer
     from torch_testing_ext._torch.devices import cuda_state
 
     fork_safety.mark_fork_safe()
     try:
         kind, count = accelerators.runtime(), accelerators.device_count()
-    except accelerators.DriverDoesNotAnswer as error:
+    except NoAnswer as error:
         channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     # While this process can still fork one that asks.
     why_none = ""
-    with suppress(accelerators.DriverDoesNotAnswer):
+    with suppress(NoAnswer):
         why_none = accelerators.why_no_device()
     uuids = tuple(accelerators.ask_uuids()) if count else ()
     facts = facts_from(accelerators.ask_facts()) if count else ()

@@ -9,7 +9,8 @@ from unittest import mock
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_rules import DeviceFacts
-from torch_testing_ext._machine.nvml import Gpu, NvmlError, with_nvlinks
+from torch_testing_ext._machine.nvml import Gpu, with_nvlinks
+from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext._testing.marks.needs import Skipped, needs_of
 from torch_testing_ext.common_distributed import (
     requires_memory,
@@ -55,7 +56,7 @@ class DeviceNeedsTest(unittest.TestCase):
         unknown = with_nvlinks((H100, H100), ("b", "z"), lambda: nvml)
         self.assertEqual([one.nvlinks for one in unknown], [(), None])
         self.assertEqual(with_nvlinks((H100, H100), (), lambda: nvml), (H100, H100))
-        failing = mock.Mock(side_effect=NvmlError("no driver"))
+        failing = mock.Mock(side_effect=NoAnswer("no driver", Silence.REFUSED))
         self.assertEqual(with_nvlinks((H100, H100), ("a", "b"), failing), (H100, H100))
 
     def test_met(self):
