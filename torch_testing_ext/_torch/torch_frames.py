@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +13,10 @@ import torch
 
 _DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
 _OUR_FOLDER = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# The standard library, and the part of its folder that has what is installed.
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = f"-packages{os.sep}"
 TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -24,13 +28,27 @@ def is_of_torch(file: str) -> bool:
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
-def places_outside_torch(frame: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """The lines of a stack outside of torch and of the logging module, innermost first."""
+@functools.cache
+def is_of_program(file: str) -> bool:
+    """Whether a source file is the program's: neither torch's nor Python's nor this package's, and a file at all."""
+    if is_of_torch(file) or file.startswith(_PACKAGE):
+        return False
+    return not file.startswith(_PYTHON) or _INSTALLED in file
+
+
+def program_frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    """The frames of the program in a stack, innermost first."""
+    frame = innermost
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not is_of_torch(file) and file != logging.__file__:
-            yield file, frame.f_lineno, frame.f_code.co_name
+        if is_of_program(frame.f_code.co_filename):
+            yield frame
         frame = frame.f_back
+
+
+def program_places(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """The lines of the program in a stack, innermost first: file, line and function of each."""
+    for frame in program_frames(innermost):
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
 
 
 _DISTRIBUTED = "distributed_c10d.py"

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch_testing_ext._process import interpreters
+from torch_testing_ext._process.code_names import names_in
 from torch_testing_ext._testing.bases import invocation
 from torch_testing_ext.launch import ERROR_EXIT_CODE, Expected, Outcome, RankEnding, RankReport, Verdict
 
@@ -204,7 +205,7 @@ def _used_by(cls: type) -> set[str]:
     used = set(vars(cls))
     for value in vars(cls).values():
         for code in _codes_of(value):
-            used |= _names_in(code)
+            used |= names_in(code)
     return used
 
 
@@ -218,14 +219,6 @@ def _codes_of(value: Any) -> Iterator[CodeType]:
         case property():
             for part in (value.fget, value.fset):
                 yield from _codes_of(part)
-
-
-def _names_in(code: CodeType) -> set[str]:
-    looked_up = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            looked_up |= _names_in(constant)
-    return looked_up
 
 
 @functools.cache

@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 import threading
-import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,22 +134,14 @@ def _python_threads() -> tuple[PythonThread, ...]:
         call = method_call_of(frame.f_code, frame.f_lasti)
         is_in_torch = torch_frames.is_of_torch(frame.f_code.co_filename)
         in_torch = is_in_torch or (call is not None and call.name == "wait") or _waits_for_work(number)
-        # The frame itself if all are of the standard library.
-        shown = next(_outside(frame), frame)
+        # A thread of a library has only its own frames.
+        shown = next(torch_frames.program_frames(frame), frame)
         place = f"{os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno}"
         thread = known.get(number)
         name = thread.name if thread else number
         native_id = (thread and thread.native_id) or 0
         others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch))
     return tuple(others)
-
-
-def _outside(innermost: types.FrameType) -> Iterator[types.FrameType]:
-    """The frames of a thread outside of the standard library, innermost first."""
-    for frame, _ in traceback.walk_stack(innermost):
-        package, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
-        if package not in sys.stdlib_module_names:
-            yield frame
 
 
 def _waits_for_work(thread: int) -> bool:

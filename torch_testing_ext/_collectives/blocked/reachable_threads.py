@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch_testing_ext._process.code_names import names_in
+
 _MOST_OBJECTS = 20_000
 # The parts of torch's modules that may issue a collective, and the functions that end the process.
 _OF_TORCH = ("distributed", "parallel")
@@ -60,7 +62,7 @@ def variables_by_name(frame: types.FrameType) -> list[tuple[str, Any]]:
 
 def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
     """Yield all that the names in a function's code lead to: globals, attributes of modules, imported modules."""
-    used = set(_names(code))
+    used = names_in(code)
     modules = []
     for name in used:
         if name in names:
@@ -78,13 +80,6 @@ def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[Any]:
             yield value
             if isinstance(value, types.ModuleType) and id(value) not in known:
                 modules.append(value)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _next(value: Any) -> list[Any]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import traceback
 import weakref
 from contextlib import suppress
-from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
-from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
-from torch_testing_ext._torch.torch_frames import FUNCTIONS_WITH_PARTS, parts_of
+from torch_testing_ext._torch.torch_frames import (
+    FUNCTIONS_WITH_PARTS,
+    is_called_as,
+    is_of_program,
+    issuer_of,
+    parts_of,
+    program_frames,
+)
 
 from .faults_of_rank import FaultsOfRank
 from .issued_call import Issued, Tensor
@@ -31,15 +35,13 @@ from .sanitizer_log import NO_GROUP, LogWriter, text_of
 
 # Groups that do not communicate, or whose ranks are threads with a log of their own.
 _NOT_COMPARED = ("fake", "threaded")
-_OURS = (str(Path(__file__).parents[1]), str(Path(torch_frames.__file__).parent))
-_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class CallRecorder:
     """Hears of each operation of c10d from the hook. It keeps an error of its own, and raises it to the caller, too."""
 
-    def __init__(self, log: LogWriter, checks: list[Check], without_data: bool = False, ours: str = ""):
-        """`without_data`: compare groups and tensors without data, too. `ours`: a file that is not the program's."""
+    def __init__(self, log: LogWriter, checks: list[Check], without_data: bool = False):
+        """`without_data`: compare groups and tensors without data, too."""
         self._log = log
         self._without_data = without_data
         self._checks = checks
@@ -52,7 +54,6 @@ class CallRecorder:
         # Lines, by code and instruction: reading the table of lines takes longer than all else. The code is kept, or
         # else another one might get its id; it cannot always be hashed. No frame is kept: it would keep tensors alive.
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
-        self._is_of_torch: dict[str, bool] = {ours: True}
         self.error = ""
         self.faults: FaultsOfRank | None = None
 
@@ -92,7 +93,7 @@ class CallRecorder:
         kernel = sys._getframe(2)
         site, parts = self._place_of(kernel.f_back)
         blocks = operation_hook.is_synchronous(spec, args)
-        blocks = blocks or (spec.is_p2p and torch_frames.is_called_as(spec.kind, torch_frames.issuer_of(kernel)))
+        blocks = blocks or (spec.is_p2p and is_called_as(spec.kind, issuer_of(kernel)))
         op = operation_hook.reduce_op_of(spec, args)
         details = op, root, peer, tag, splits, timeout, blocks, parts
         key = spec.name, known[0], inputs, outputs, details
@@ -119,7 +120,7 @@ class CallRecorder:
     def _keep(self, error: Exception) -> None:
         """Keep an error of ours. One that a signal's handler of the test has raised in between is not."""
         frames = traceback.extract_tb(error.__traceback__)
-        if not self.error and frames and _is_not_of_the_program(frames[-1].filename):
+        if not self.error and frames and not is_of_program(frames[-1].filename):
             self.error = "".join(traceback.format_exception(error))
             # `finish_sanitizing` raises it in any case, unless the rank ends before.
             with suppress(Exception):
@@ -203,14 +204,10 @@ class CallRecorder:
         The outermost of these knows best.
         """
         parts: tuple[str, ...] = ()
-        of_torch = self._is_of_torch
         issuer = frame
         while frame is not None:
             code = frame.f_code
-            is_of_torch = of_torch.get(code.co_filename)
-            if is_of_torch is None:
-                is_of_torch = of_torch[code.co_filename] = _is_not_of_the_program(code.co_filename)
-            if not is_of_torch:
+            if is_of_program(code.co_filename):
                 return self._number_of(frame), parts
             if code.co_name in FUNCTIONS_WITH_PARTS:
                 parts = parts_of(frame) or parts
@@ -239,29 +236,13 @@ class CallRecorder:
         frame = self._frame(sys._getframe(1))
         return None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
-    def _frame(self, frame: Any) -> Any:
+    def _frame(self, frame: FrameType | None) -> FrameType | None:
         """The innermost frame of the program; in a thread of torch, as for a callback, that of the main thread."""
-        place = self._outside_of_torch(frame)
-        if place is None and threading.current_thread() is not threading.main_thread():
-            return self._outside_of_torch(sys._current_frames().get(threading.main_thread().ident or 0))
-        return place
-
-    def _outside_of_torch(self, frame: Any) -> Any:
-        while frame is not None:
-            file = frame.f_code.co_filename
-            is_of_torch = self._is_of_torch.get(file)
-            if is_of_torch is None:
-                is_of_torch = self._is_of_torch[file] = _is_not_of_the_program(file)
-            if not is_of_torch:
-                return frame
-            frame = frame.f_back
-        return None
-
-
-def _is_not_of_the_program(file: str) -> bool:
-    """Is this a file of ours, of torch or of Python, such as that of a context manager or a thread?"""
-    is_of_python = file.startswith(_STANDARD_LIBRARY) and f"-packages{os.sep}" not in file
-    return is_of_python or file.startswith(_OURS) or bool(torch_frames.is_of_torch(file))
+        innermost = next(program_frames(frame), None)
+        if innermost is None and threading.current_thread() is not threading.main_thread():
+            main = sys._current_frames().get(threading.main_thread().ident or 0)
+            return next(program_frames(main), None)
+        return innermost
 
 
 def signature(value: Any) -> tuple[Any, ...]:

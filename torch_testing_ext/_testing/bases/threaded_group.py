@@ -7,7 +7,6 @@ import itertools
 import os
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -231,8 +230,6 @@ def finish_on_device(arguments: Any) -> None:
 # Of each rank.
 _KEPT_CALLS = 1000
 _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "threaded_ranks.py"))
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-_OURS = (*_OWN_FILES, os.path.join(_PACKAGE, "_collectives", ""), os.path.join(_PACKAGE, "_torch", ""))
 
 
 class LeftAlone(RuntimeError):
@@ -551,11 +548,7 @@ def _issuer() -> Any:
 
 def site_of_call() -> tuple[str, int, str] | None:
     """The line of the program that calls a collective."""
-    for frame, line in traceback.walk_stack(sys._getframe(1)):
-        file = frame.f_code.co_filename
-        if not file.startswith(_OURS) and not torch_frames.is_of_torch(file):
-            return file, line, frame.f_code.co_name
-    return None
+    return next(torch_frames.program_places(sys._getframe(1)), None)
 
 
 # -- the process group

@@ -44,6 +44,7 @@ from torch_testing_ext._torch.operations import operation_hook, watched_waits, w
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors, tensor_comparison, tensor_reads
+from torch_testing_ext._torch.torch_frames import program_places
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.account_writer import format_error, sites_of, summarize
 from torch_testing_ext.launch.aspects.output import show_to_user
@@ -416,7 +417,7 @@ class _RankInWorld:
         self._store = _StoreOfWorld(place.folder / "store", place.world_size)
         self._log = log
         waits = _WaitLog()
-        self._recorder = CallRecorder(log, [waits], without_data=True, ours=__file__)
+        self._recorder = CallRecorder(log, [waits], without_data=True)
         self.uses = RankUses(self._on_wait, lambda: self._recorder.line())
         waits.uses = self.uses
 
@@ -791,10 +792,8 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
 def _place_here() -> str:
     """The line of the program that is running."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and is_library(frame.f_code.co_filename):
-        frame = frame.f_back
-    return "" if frame is None else str(Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+    place = next(program_places(sys._getframe(1)), None)
+    return "" if place is None else str(Site(*place))
 
 
 def _storage(tensor: torch.Tensor) -> int:

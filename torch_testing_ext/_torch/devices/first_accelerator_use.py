@@ -8,18 +8,16 @@ notes its caller.
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
+from torch_testing_ext._torch.torch_frames import program_places
+
 from .accelerator_state import accelerator_is_initialised, device_modules
 
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 # `_cuda_init`, `_cuda_getDeviceCount`, `_xpu_init`, `_xpu_getDeviceCount`: 2.11 to 2.15, where torch is built for them.
 _CUDA = "ROCm" if torch.version.hip is not None else "CUDA"
 _COUNT = "_cuda_getDeviceCount"
@@ -108,17 +106,10 @@ def first_use() -> str | None:
 
 def _note(what: str, frame: FrameType) -> None:
     global _noted
-    _noted = _noted or f"{what}{_place(frame)}"
+    place = next(program_places(frame), None)
+    where = "" if place is None else f" in {_shortened(place[0])}:{place[1]}"
+    _noted = _noted or f"{what}{where}"
     stop_noting()
-
-
-def _place(innermost: FrameType) -> str:
-    """The innermost line that is neither torch's nor ours nor the import system's."""
-    for frame, line in traceback.walk_stack(innermost):
-        file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _PACKAGE, "<frozen ")):
-            return f" in {_shortened(file)}:{line}"
-    return ""
 
 
 def _shortened(file: str) -> str:

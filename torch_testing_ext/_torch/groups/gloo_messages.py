@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch.torch_frames import places_outside_torch
+from torch_testing_ext._torch.torch_frames import program_places
 
 from .collective_errors import has_lost_peer, note_error
 from .made_groups import noted_groups, numbers_of_groups, timeout_of_group
@@ -71,7 +71,7 @@ class _Messages:
             self._noted, self._are_too_many = [], True
             return None
         (tensor,) = tensors
-        place, thread = next(places_outside_torch(sys._getframe(2)), None), threading.get_ident()
+        place, thread = next(program_places(sys._getframe(2)), None), threading.get_ident()
         message = _Message(kind, number, peer, tag, tensor.shape, tensor.dtype, place, thread, _now())
         self._noted.append(message)
         return message
