@@ -13,7 +13,6 @@ from temporary_folder import use_own_folder
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
 # took a third of the time of tests that compute. torch reads this when it is imported, here, by xdist and in programs.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCH_TESTING_EXT_WARM", "0")  # runs in tests use no server of the developer
 # Tests start thousands of interpreters: without this, each would compile our modules again, 0.2 s for each command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

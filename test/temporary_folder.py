@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 PREFIX = "tte_"
-# Seconds. What outlives a test ends when its worker has ended, soon: a warm server, and what removes its folder.
+# Seconds. What outlives a test ends when its worker has ended, soon: a server of the tests.
 PATIENCE = 15.0
 # In the folder of a worker: for each file, the test after which it was there first.
 _FIRST_SEEN = ".first-seen"

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 import unittest
+import venv
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
@@ -158,6 +159,28 @@ class PackageTest(unittest.TestCase):
             f"{sys.executable} -c 'import torch_testing_ext; print(torch_testing_ext.__file__)'", cwd=project, **environ
         )
         self.assertEqual(Path(where.stdout.strip()).parents[1], self.installed)
+
+    @pytest.mark.slow
+    def test_warm_runs_in_an_environment_of_its_own(self):
+        """Where no finder of an editable installation is, and none of its imports."""
+        folder = self.folder / "environment"
+        venv.create(folder, symlinks=True, with_pip=False)
+        (site,) = folder.glob("lib/python*/site-packages")
+        others = dict.fromkeys(entry for entry in sys.path if entry.endswith("-packages"))
+        (site / "installed.pth").write_text("\n".join([str(self.installed), *others]))
+        project, runtime = self.folder / "warm", self.folder / "runtime"
+        for made in (project, runtime):
+            made.mkdir()
+        (project / "test_it.py").write_text(
+            "import unittest, torch, torch_testing_ext\nclass ItTest(unittest.TestCase):\n    def test_it(self):\n"
+            f"        self.assertIn({str(self.installed)!r}, torch_testing_ext.__file__)\n"
+        )
+        command = shlex.join([str(folder / "bin" / "python"), "-m", "torch_testing_ext"])
+        self.addCleanup(shell, f"{command} --warm=off", cwd=project, XDG_RUNTIME_DIR=str(runtime))
+        for _ in range(2):
+            done = shell(f"{command} --warm", cwd=project, XDG_RUNTIME_DIR=str(runtime))
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn(", warm", done.stdout.splitlines()[0])
 
 
 class ProjectFilesTest(unittest.TestCase):

@@ -35,7 +35,7 @@ class StoriesTest(FolderCase):
         """Run Python on a subject in `test_story.py`, and return what has run in its story."""
         self.write("test_story.py", subject(__file__, name))
         folder = self.root / "story"
-        environ = story.environment_of_story(folder, clean_environ(TORCH_TESTING_EXT_WARM="0"), [str(ROOT)])
+        environ = story.environment_of_story(folder, clean_environ(), [str(ROOT)])
         done = run_cold(*words, cwd=self.root, env=environ)
         self.assertEqual(done.returncode, 1, f"{done.stdout}\n{done.stderr}")
         functions = story.functions_of_story(folder)

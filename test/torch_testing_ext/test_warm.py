@@ -1,4 +1,4 @@
-"""Runs by the warm server of a test's process are like runs in new interpreters; it ends with that process."""
+"""Programs that the server of a test's process forks are like new interpreters; it ends with that process."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit.files import FolderCase
 from kit.processes import clean_environ, wait_until_gone
-from kit.warm import run_cold, run_warm, with_server
+from kit.warm import run_cold, run_warm
 
 SHOWS = """
 import os, sys
@@ -23,14 +23,12 @@ with open("fifo", "w") as file:
     file.write(str(os.getpid()))
 signal.pause()
 """
-# Tells the pid of the server that has run a program.
+# Tells the pid of the process whose children run programs.
 HAS_A_SERVER = """
-import os, re, subprocess, sys
-from kit.warm import WARM, run_cold, run_warm, with_server
-environ = dict(os.environ)
-run_warm("-c", "pass", cwd=".", env=environ)
-status = run_cold(*WARM, "status", cwd=".", env=with_server(environ)).stdout
-print(*re.findall(r"server (\\d+): 1 runs", status))
+import os
+from kit.warm import run_warm
+server = "import os; print(open(f'/proc/{os.getppid()}/stat').read().split()[3])"
+print(run_warm("-c", server, cwd=".", env=os.environ).stdout, end="")
 """
 
 
@@ -39,7 +37,7 @@ class RunWarmTest(FolderCase):
         (self.root / "package").mkdir()
         for name in "program.py", "package/__init__.py", "package/module.py":
             self.write(name, SHOWS.format(code=3) if name != "package/__init__.py" else "")
-        environ = with_server(clean_environ(OF_THIS_PROGRAM="a value"))
+        environ = clean_environ(OF_THIS_PROGRAM="a value")
         for words in ("program.py", "word"), ("-m", "package.module", "word"):
             with self.subTest(words):
                 warm, cold = (run(*words, cwd=self.root, env=environ) for run in (run_warm, run_cold))

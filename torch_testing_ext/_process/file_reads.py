@@ -91,6 +91,13 @@ class FileReads:
                     is_old = os.stat(path).st_mtime < old
                     self._add(path, hash_of(path) if is_old else CHANGED)
 
+    def look_again(self) -> None:
+        """Hash the names in folders anew."""
+        with self._hook.paused():
+            for path in self._known:
+                if path.endswith((LISTED, SEARCHED)):
+                    self._known[path] = hash_of(path)
+
     def _unreadable(self, event: str) -> None:
         self._add(f"{PROGRAM}an event that cannot be read: {event}", CHANGED)
 
@@ -160,9 +167,15 @@ def start() -> None:
 
 
 def add_modules() -> None:
-    """Add modules that came without being read: a warm server had them."""
+    """Add modules that came without being read."""
     if _reads is not None:
         _reads.add_modules()
+
+
+def look_again() -> None:
+    """Hash the names in folders anew, in a fork of a warm server: a new file that changes no import is for each run."""
+    if _reads is not None:
+        _reads.look_again()
 
 
 def begin(record: str, inherited: bool = False) -> None:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
 
-# Modules that take long to import are imported where they are needed: a warm client waits.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import TypeVar
-
-    Folder = TypeVar("Folder", str, Path)
+Folder = TypeVar("Folder", str, Path)
 
 LOCK = ".in-use"
 # The address of a Unix socket may be this long on every platform.
@@ -67,8 +65,6 @@ def socket_name(path: str) -> Iterator[str]:
 @contextmanager
 def locked_folder(prefix: str, base: str | None = None) -> Iterator[Path]:
     """A temporary folder that is in use while this process lives; removes those that are not in use any more."""
-    import shutil
-
     folder, fd = make_locked(prefix, base)
     try:
         yield folder
@@ -79,9 +75,6 @@ def locked_folder(prefix: str, base: str | None = None) -> Iterator[Path]:
 
 def make_locked(prefix: str, base: str | None = None) -> tuple[Path, int]:
     """Create a temporary folder and a descriptor: as long as a process has that open, the folder is in use."""
-    import tempfile
-    from pathlib import Path
-
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
     draft = folder / f"{LOCK}-soon"
     try:
@@ -116,8 +109,6 @@ def _remove_unless_used(folder: Path) -> bool:
             return not folder.exists()
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            import shutil
-
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
         finally:

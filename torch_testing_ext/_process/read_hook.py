@@ -6,10 +6,11 @@ own life. Libraries that watch files (watchfiles) tell what others write, not wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from _thread import get_ident
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 # Paths that begin so are no files: what is read there differs each time.
@@ -30,6 +31,15 @@ class ReadHook:
     def stop(self) -> None:
         """Call nothing any more. There is no way to remove a hook."""
         self._listeners = {}
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Call nothing for what this thread does meanwhile."""
+        self._busy.add(get_ident())
+        try:
+            yield
+        finally:
+            self._busy.discard(get_ident())
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Listeners may ask for the frame of the event's cause: it is the second one above their own."""

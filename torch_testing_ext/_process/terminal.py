@@ -20,12 +20,6 @@ def _of_stdin() -> str:
         return ""
 
 
-def look_again() -> None:
-    """Find the terminal of this process, whose standard input has changed since the import."""
-    global _at_start
-    _at_start = _of_stdin()
-
-
 # pytest's capture takes it away later.
 _at_start = _of_stdin()
 

@@ -309,8 +309,7 @@ _OWN_SETTINGS = {
     setting_names.SWEEP: _Setting("sweep", "a sweep", lambda text: messages.decode(Sweep, json.loads(text))),
 }
 # Those that other modules read.
-_OF_WARM_SERVERS = (PREFIX + "WARM", PREFIX + "WARM_IDLE")
-KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, *_OF_WARM_SERVERS, *fake_accelerator.SETTINGS)
+KNOWN_NAMES = (*KNOWN_SETTINGS, RANKS_PER_GPU, *fake_accelerator.SETTINGS)
 
 
 def _check_default_timeout(text: str) -> None:

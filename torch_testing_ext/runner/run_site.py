@@ -7,8 +7,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
-from torch_testing_ext.warm.served_process import find_server
+from torch_testing_ext.runner.warm import WarmServer, find_server, stop_servers
 
 from .events import Importing, Reporter, Warned
 from .model import RunHeader
@@ -55,16 +55,27 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
         # The world size of a test may depend on it.
         environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)
     warm_up = warm_up_for(root, files)
-    if _may_use_warm_server(options):
-        warm_up = dataclasses.replace(warm_up, server=find_server(options.warm is Warm.START))
-    with FileProcesses(root, warm_up, bool(options.drop_in), environ, all_marks=bool(options.marks)) as processes:
-        yield LocalSite(options, processes)
+    with ExitStack() as owner:
+        # Before the run adopts processes, and ends those that it has not started.
+        server = _warm_server(options, root, environ, warm_up.modules)
+        if server is not None:
+            owner.callback(server.close)
+        warm_up = dataclasses.replace(warm_up, server=server)
+        processes = FileProcesses(root, warm_up, bool(options.drop_in), environ, all_marks=bool(options.marks))
+        yield LocalSite(options, owner.enter_context(processes))
 
 
-def _may_use_warm_server(options: Options) -> bool:
-    if options.drop_in or options.warm is Warm.NEVER or os.environ.get(fake_accelerator.COUNT):
-        return False
-    return options.warm is Warm.START or "CI" not in os.environ
+def _warm_server(options: Options, root: Path, environ: Mapping[str, str], modules: Iterable[str]) -> WarmServer | None:
+    """The warm server that the options allow, if one runs or can be started. `--warm=off` ends those of the project."""
+    if options.warm is Warm.NEVER:
+        stop_servers(root)
+        return None
+    if options.drop_in or os.environ.get(fake_accelerator.COUNT):
+        return None
+    if options.warm is Warm.AUTO and "CI" in os.environ:
+        return None
+    path = [str(root), *sys.path]
+    return find_server(root, path, {**os.environ, **environ}, modules, may_start=options.warm is Warm.START)
 
 
 @dataclass

@@ -27,7 +27,7 @@ from torch_testing_ext.runner.report.console_layout import is_terminal
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files
-from torch_testing_ext.warm.read_record import Stamp, stamp
+from torch_testing_ext.runner.warm.stamps import Stamp, stamp
 
 from . import session
 from .events import Event, RunEnded

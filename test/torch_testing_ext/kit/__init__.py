@@ -5,7 +5,7 @@
 | `outcomes` | `outcome_of`: runs one unittest test case, and tells its outcome |
 | `ranks` | `Ranks`, `OneRank`, `OnCpu`: bases of what runs in ranks; `ranks_told`: the values that their ranks send |
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
-| `warm` | `run_warm`, `start_run`: a program, or the server of a `run_test.py`, by a warm server of the tests |
+| `warm` | `run_warm`, `start_run`: programs, and preloaded servers of runs, as forks of a process with torch |
 | `files` | `write`: a source in a folder; `subject`: the source of a test's subject, beside the test |
 | `walkthrough` | `Walkthrough`: a reader who writes the files of a page and types its commands |
 | `settings` | another time-out, another environment |

@@ -137,7 +137,7 @@ def _comments_in(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _runs_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The string after each string "-m" of a list, a tuple or a call: `[python, "-m", "torch_testing_ext.warm"]`."""
+    """The string after each string "-m" of a list, a tuple or a call: `[python, "-m", "torch_testing_ext.moving"]`."""
     for node in ast.walk(tree):
         words = node.args if isinstance(node, ast.Call) else getattr(node, "elts", [])
         for option, word in itertools.pairwise(words):
@@ -146,7 +146,7 @@ def _runs_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _joined_paths_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The paths that calls join from words: `os.path.join("torch_testing_ext", "warm", name)`."""
+    """The paths that calls join from words: `os.path.join("torch_testing_ext", "launch", name)`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.path.join", "Path"):
             words = [*itertools.takewhile(bool, itertools.dropwhile(PACKAGE.__ne__, map(_string, node.args)))]

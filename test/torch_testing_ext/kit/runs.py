@@ -12,7 +12,7 @@ from typing import Any
 
 from kit.files import FolderCase
 from kit.processes import ROOT as ROOT, clean_environ, end
-from kit.warm import run_cold, run_warm, start_cold, start_run
+from kit.warm import run_cold, start_cold, start_run
 
 RUN_TEST = """
 import sys
@@ -38,14 +38,15 @@ class FinishedRun:
 
 
 def run_test(folder: Path, *arguments: str, cold: bool = False, **environ: str) -> FinishedRun:
-    """`python run_test.py` in a project of its own. `cold`: it and all that it starts use no warm server."""
+    """`python run_test.py` in a project of its own. `cold`: its preloaded server is a new interpreter."""
     inherited = {name: value for name, value in os.environ.items() if "TORCH_TESTING_EXT_" not in name}
     environ = {**inherited, "PYTHONPATH": str(ROOT), "PROJECT_ATTEMPTS": str(folder / "attempts"), **environ}
     if cold:
-        done = run_cold("run_test.py", *arguments, cwd=folder, env={**environ, "TORCH_TESTING_EXT_WARM": "0"})
-    else:
-        done = run_warm("run_test.py", *arguments, cwd=folder, env=environ)
-    return FinishedRun(folder, done.returncode, done.stdout, done.stderr)
+        done = run_cold("run_test.py", *arguments, cwd=folder, env=environ)
+        return FinishedRun(folder, done.returncode, done.stdout, done.stderr)
+    with start_run("run_test.py", *arguments, cwd=folder, env=environ) as process:
+        console, complaints = process.communicate(timeout=300)
+    return FinishedRun(folder, process.returncode, console, complaints)
 
 
 class RunsCase(FolderCase):

@@ -24,7 +24,6 @@ ROWS = (
     ("upstream", "moving"),
     ("_pytest_ranks", "pytest_plugin"),
     ("compat",),
-    ("warm",),
     ("runner", "__main__"),
 )
 ROW_OF = {folder: number for number, row in enumerate(ROWS) for folder in row}

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 from kit.processes import clean_environ
-from kit.warm import WARM, with_server
 
 # A block of code: its language, and its text.
 BLOCK = re.compile(r"^```(python|diff|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -28,7 +27,7 @@ class Walkthrough:
         self.commands = 0
         self._last_file: Path | None = None
         path = os.pathsep.join([str(_commands(folder / "bin")), os.environ["PATH"]])
-        self._environ = with_server(clean_environ(PATH=path))
+        self._environ = clean_environ(PATH=path)
         self.folder.mkdir()
 
     def follow(self, page: str) -> list[str]:
@@ -75,11 +74,10 @@ def printed_as(shown: str, printed: str) -> bool:
 
 
 def _commands(folder: Path) -> Path:
-    """The commands that an environment with the package has, in a folder; they do not wait for the import of torch."""
+    """The commands that an environment with the package has, in a folder."""
     folder.mkdir()
     torchtest = "import sys\nfrom torch_testing_ext.runner.cli import console\nsys.exit(console())\n"  # as pip makes it
-    warm = shlex.join([sys.executable, *WARM])
-    pytest = f'exec {warm} -m pytest -p torch_testing_ext.pytest_plugin "$@"\n'
+    pytest = f'exec {shlex.quote(sys.executable)} -m pytest -p torch_testing_ext.pytest_plugin "$@"\n'
     for name, text in (("torchtest", f"#!{sys.executable}\n{torchtest}"), ("pytest", f"#!/bin/sh\n{pytest}")):
         file = folder / name
         file.write_text(text)

@@ -1,94 +1,88 @@
-"""Runs of programs by a warm server of the test's own, and the same runs without it."""
+"""A project with warm servers of its own."""
 
 from __future__ import annotations
 
 import os
-import re
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-WARM = ("-m", "torch_testing_ext.warm")
+from kit.processes import clean_environ
+
 TIMEOUT = 120
 
 
-class WarmBench:
-    """A project in a folder of its own, with a server of its own."""
+class WarmProject:
+    """A folder with tests, and with another one for the sockets of servers."""
 
-    def __init__(self, folder: Path, torch: bool = True):
-        """`torch`: whether there is a real one, which takes seconds to import for each server."""
-        self.project, self.packages = folder / "project", folder / "packages"
-        # Of the programs that are started here: a killed run leaves its folder for the next run to remove.
+    def __init__(self, folder: Path):
+        self.root = folder / "project"
+        self.runtime = folder / "runtime"
+        # For programs that are started here: a killed run leaves its folder for the next run to remove.
         temporary = folder / "tmp"
-        for made in (self.project, self.packages, temporary, folder / "runtime"):
+        for made in (self.root, self.runtime, temporary):
             made.mkdir()
-        if not torch:
-            (self.packages / "torch").mkdir()
-            (self.packages / "torch" / "__init__.py").write_text("def initial_seed():\n    return 67280421310721\n")
-        path = os.pathsep.join(filter(None, (str(self.packages), os.environ.get("PYTHONPATH"))))
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCH_TESTING_EXT_", "PYTEST_", "COV"))}
-        self.environ = {**kept, "XDG_RUNTIME_DIR": str(folder / "runtime"), "PYTHONPATH": path}
-        self.environ["TMPDIR"] = str(temporary)
-        self.environ["TORCH_TESTING_EXT_WARM_IDLE"] = "120"  # nobody may be left to stop the server
-        self.servers = folder / "runtime" / f"torch_testing_ext_warm_{os.getuid()}"
+        self.environ = {**clean_environ(), "XDG_RUNTIME_DIR": str(self.runtime), "TMPDIR": str(temporary)}
+        # A run in CI uses no server that it is not told to use.
+        self.environ.pop("CI", None)
+        # A compiled file does not tell sources of one size and second apart, and these runs take less than a second.
+        self.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
     def write(self, name: str, text: str) -> Path:
-        path = self.project / name
+        path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
-    def install_plugin(self, name: str, text: str) -> None:
-        """Install a module as a plugin of pytest, or change it."""
-        (self.packages / f"{name}.py").write_text(text)
-        facts = self.packages / f"{name}-1.0.dist-info"
-        facts.mkdir(exist_ok=True)
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (facts / "entry_points.txt").write_text(f"[pytest11]\n{name} = {name}\n")
-        (facts / "RECORD").write_text(f"{name}.py,,\n")
+    def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run `torchtest`."""
+        given = {**self._given(words), "capture_output": True, "timeout": TIMEOUT, **more}
+        return subprocess.run(**given, check=False)
 
-    def command(self, *words: str, warm: bool = True) -> dict[str, Any]:
-        """Arguments for `subprocess`."""
-        return {"args": [sys.executable, *(WARM if warm else ()), *words], "cwd": self.project, "env": self.environ}
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(**self._given(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def run(self, *words: str, warm: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
-        pipes = {"stdin": subprocess.DEVNULL} if "input" not in options else {}
-        given = {**self.command(*words, warm=warm), "text": True, "capture_output": True, "timeout": TIMEOUT}
-        return subprocess.run(**{**given, **pipes, **options}, check=False)
+    def _given(self, words: tuple[str, ...]) -> dict[str, Any]:
+        command = [sys.executable, "-m", "torch_testing_ext", *words]
+        return {"args": command, "cwd": self.root, "env": self.environ, "text": True, "stdin": subprocess.DEVNULL}
 
-    def start(self, *words: str, warm: bool = True, **options: Any) -> subprocess.Popen[str]:
-        given = {**self.command(*words, warm=warm), "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(**{"stdin": subprocess.DEVNULL, **given, **options})
+    def servers(self) -> list[int]:
+        """The processes of the servers, without those that they have forked."""
+        pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+        return [pid for pid in pids if self._is_of_server(pid) and not self._is_of_server(parent_of(pid))]
 
-    def status(self) -> str:
-        return self.run("status").stdout
-
-    def server(self) -> int:
-        """The pid of the only server."""
-        found = re.findall(r"server (\d+):", self.status())
-        assert len(found) == 1, found
-        return int(found[0])
-
-    @staticmethod
-    def when_ended(pid: int) -> Callable[[], None]:
-        """A function that waits for the end of a process that runs now."""
-        gone = os.pidfd_open(pid)
-
-        def wait() -> None:
-            ended = select.select([gone], [], [], TIMEOUT)[0]
-            os.close(gone)
-            assert ended, f"process {pid} goes on"
-
-        return wait
+    def _is_of_server(self, pid: int) -> bool:
+        with suppress(OSError):
+            return os.fsencode(self.runtime) in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
 
     def close(self) -> None:
-        self.run("stop")
+        """End the servers, and what they have forked, however a test has left them."""
+        for pid in self.servers():
+            gone = when_ended(pid)
+            os.kill(pid, signal.SIGTERM)
+            gone()
 
 
-def settle(text: str) -> str:
-    """An output without what differs between any two runs: times, addresses, pids."""
-    text = re.sub(r"\d+\.\d+ ?s\b", "T", text)
-    return re.sub(r"0x[0-9a-f]+|\[W?\d+[ :.\d]*\]", "ADDRESS", text)
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0 if it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def when_ended(pid: int) -> Callable[[], None]:
+    """A function that waits for the end of a process that runs now."""
+    gone = os.pidfd_open(pid)
+
+    def wait() -> None:
+        ended = select.select([gone], [], [], TIMEOUT)[0]
+        os.close(gone)
+        assert ended, f"process {pid} goes on"
+
+    return wait

@@ -4,15 +4,18 @@ import contextlib
 import os
 import re
 import select
+import subprocess
+import sys
 import unittest
 from unittest import mock
 
 import pytest
 from kit.files import FolderCase, subject
 from kit.processes import clean_environ, end
-from kit.warm import run_warm, start_on_terminal
+from kit.warm import run_warm
 
-from torch_testing_ext._process.terminal import TERMINAL_VARIABLE, UserTerminal, look_again
+from torch_testing_ext._process import terminal as user_terminal
+from torch_testing_ext._process.terminal import TERMINAL_VARIABLE, UserTerminal
 from torch_testing_ext.runner import rank_settings
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options
@@ -39,7 +42,10 @@ class OnATerminalTest(FolderCase):
         """
         master, slave = os.openpty()
         self.addCleanup(os.close, master)
-        program = start_on_terminal(*words, cwd=self.root, env=clean_environ(**environ), terminal=slave)
+        command = [sys.executable, *words]
+        program = subprocess.Popen(
+            command, cwd=self.root, env=clean_environ(**environ), stdin=slave, stdout=slave, stderr=slave
+        )
         os.close(slave)
         self.addCleanup(end, program)
         said, seen, number = "", 0, 0
@@ -136,13 +142,12 @@ class WithoutATerminalTest(FolderCase):
         """Another standard input, as it would be at the start of this process."""
         before = os.dup(0)
         os.dup2(fd, 0)
-        look_again()
         try:
-            yield
+            with mock.patch.object(user_terminal, "_at_start", user_terminal._of_stdin()):
+                yield
         finally:
             os.dup2(before, 0)
             os.close(before)
-            look_again()
 
     def test_options(self):
         def options(*argv, **environ):

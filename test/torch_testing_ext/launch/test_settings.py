@@ -41,8 +41,6 @@ class TestSettings(unittest.TestCase):
             ("FAKE_ACCELERATORS", "4", {}),  # for _machine/fake_accelerator/, as those below
             ("FAKE_MEMORY", "1000000", {}),
             ("FAKE_LATE_STREAMS", "1", {}),
-            ("WARM", "0", {}),  # for warm/
-            ("WARM_IDLE", "60", {}),
         ]
         for name, value, chosen in table:
             with self.subTest(name=name, value=value):

@@ -52,7 +52,7 @@ class NothingToRunTest(unittest.TestCase):
         folder = self.root / "no_pytest"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text("import sys\nsys.modules['pytest'] = None\n")
-        # A warm server has imported it.
+        # Not by the server of the tests, which has imported what it needs already.
         self.how = {"cold": True, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
     def test_tests_for_pytest_without_pytest(self):

@@ -257,7 +257,7 @@ class TestKeptLogs(RunsCase):
         self.write("test_it.py", HANGS.replace("time.sleep(600)", "raise ValueError"))
         kept, found = self.root / "logs", []
         for number in (1, 2):
-            # Cold: the end of this module's project would end the server of warm runs, a child of this process, too.
+            # Cold: the end of this module's project would end the server of the tests, a child of this process, too.
             environ = {"TORCH_TESTING_EXT_LOGS": str(kept)}
             run = self.start("test_it.py", "--junitxml=x.xml", environ=environ, cold=True)
             self.finish(run, 1)

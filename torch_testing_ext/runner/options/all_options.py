@@ -235,7 +235,7 @@ class Options:
         default=Warm.AUTO,
         metadata=_resources(
             one_of(Warm),
-            "use a server that has imported torch, and keep it for later runs (default: auto, use one that runs)",
+            "keep a server that has imported torch for later runs; off ends it (default: auto, use one that runs)",
             "auto|on|off",
             alone=Warm.START.value,
         ),

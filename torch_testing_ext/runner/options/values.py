@@ -15,7 +15,7 @@ class CannotRun(RuntimeError):
 
 
 class Warm(enum.Enum):
-    """Whether a warm server forks the preloaded server."""
+    """The use of a warm server, which forks the preloaded server."""
 
     # If one runs.
     AUTO = "auto"

@@ -26,8 +26,7 @@ from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.requested_children import Gone, RequestedChildren
 from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
 from torch_testing_ext.runner.options import CannotRun
-from torch_testing_ext.warm.served_process import ServedProcess
-from torch_testing_ext.warm.warm_client import ServerAddress
+from torch_testing_ext.runner.warm import WarmProcess, WarmServer
 
 from .worker_messages import (
     ChildGone,
@@ -61,7 +60,7 @@ class WarmUp:
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
     collapse: bool = True
     # That forks the preloaded server.
-    server: ServerAddress | None = None
+    server: WarmServer | None = None
 
 
 def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
@@ -107,7 +106,7 @@ class PreloadedServerClient:
     _folder: ExitStack = field(default_factory=ExitStack)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     children: RequestedChildren = field(init=False)
-    _process: subprocess.Popen[bytes] | ServedProcess | None = None
+    _process: subprocess.Popen[bytes] | WarmProcess | None = None
     _channel: Channel[FromPreloadedServer] = field(init=False)
     # The deadline of the start; none has begun.
     _deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
@@ -174,15 +173,15 @@ class PreloadedServerClient:
         self._deadline = self.loop.after(PRELOADED_START_TIMEOUT, self._give_up)
         self.loop.serve(self._channel, self._on_message, self._lose)
 
-    def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | ServedProcess:
+    def _spawn(self, command: list[str], log: IO[bytes], kept: int) -> subprocess.Popen[bytes] | WarmProcess:
         """Have a warm server fork the preloaded server, or start a new interpreter."""
         environ = {**os.environ, **self.environ}
-        served = None
+        forked = None
         if self.warm_up.server is not None:
-            served = ServedProcess.start(self.warm_up.server, command, log.fileno(), kept, environ)
-        self.is_warm = served is not None
-        if served is not None:
-            return served
+            forked = self.warm_up.server.start_run(self.directory, self.warm_up.modules, environ, kept, log.fileno())
+        self.is_warm = forked is not None
+        if forked is not None:
+            return forked
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

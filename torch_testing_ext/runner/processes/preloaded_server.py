@@ -27,22 +27,22 @@ from .fork_parent import ForkParent
 
 def main() -> NoReturn:
     """`python -c "... main()" CHANNEL PARENT DIRECTORY DROP_IN COLLAPSE MODULES...`; DROP_IN, COLLAPSE: 0 or 1."""
-    parent = int(sys.argv[2])
+    channel, parent = int(sys.argv[1]), int(sys.argv[2])
     directory = sys.argv[3]
     file_reads.start()
-    channel: Channel[worker_messages.ToPreloadedServer] = Channel.on(
-        int(sys.argv[1]), worker_messages.ToPreloadedServer
-    )
-    # A warm server has forked this one.
-    is_served = any(type(finder).__name__ == "Stash" for finder in sys.meta_path)
-    sessions.start_session(os.getppid() if is_served else parent, signal.SIGTERM)
+    sessions.start_session(parent, signal.SIGTERM)
     system.adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.argv[4] == "1":
         from torch_testing_ext.upstream import drop_in
 
         drop_in.install()
-    unsafe = _warm_up(sys.argv[6:], sys.argv[5] == "1")
+    serve_run(channel, directory, warm_up(sys.argv[6:], collapse=sys.argv[5] == "1"))
+
+
+def serve_run(fd: int, directory: str, unsafe: str | None) -> NoReturn:
+    """Serve the run at the other end of a descriptor. `unsafe`: why this process cannot be forked."""
+    channel: Channel[worker_messages.ToPreloadedServer] = Channel.on(fd, worker_messages.ToPreloadedServer)
     preloaded_server = PreloadedServerProcess(channel)
     channel.send(worker_messages.PreloadedServerReady(unsafe))
     preloaded_server.serve()
@@ -51,7 +51,7 @@ def main() -> NoReturn:
     os._exit(0)
 
 
-def _warm_up(modules: Iterable[str], collapse: bool) -> str | None:
+def warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     """Import modules that the test files will need. Returns the reason if this process is not safe to fork, or None."""
     for name in modules:
         # A file that needs the module will report the error.

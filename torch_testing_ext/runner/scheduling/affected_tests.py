@@ -23,6 +23,7 @@ from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext._process import file_reads, messages
 from torch_testing_ext._process.project_settings import SETTINGS_FILES
+from torch_testing_ext._process.terminal_variables import is_of_terminal
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
@@ -38,14 +39,9 @@ CHANGES_TIMEOUT = 20.0
 _SHARED_READS = ""
 _FIELDS = ({"key", "files", "tests"}, {"of", "files"})
 _NO_RECORD = "there is no record of what it reads"
-# Variables that differ from one terminal to the next, and say nothing to a test.
-_OF_TERMINAL = {
-    *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "TERM_SESSION_ID", "WINDOWID", "TTY"),
-    # Of each run.
-    *(fake_accelerator.MEMORY_FILE, LEASE_FOLDER),
-    *("TMUX", "TMUX_PANE", "STY", "DISPLAY", "WAYLAND_DISPLAY", "INVOCATION_ID", "JOURNAL_STREAM", "NO_COLOR"),
-}
-_PREFIXES_OF_TERMINAL = ("SSH_", "XDG_", "DBUS_", "VSCODE_", "LESS", "TORCH_TESTING_EXT_RUN_")
+# Variables of each run.
+_OF_RUNS = (fake_accelerator.MEMORY_FILE, LEASE_FOLDER)
+_PREFIX_OF_RUNS = "TORCH_TESTING_EXT_RUN_"
 
 
 class Affected:
@@ -389,7 +385,7 @@ def key_of_run(options: Options, root: Path) -> str:
     drop_in = [str(place) for place in options.drop_in]
     environ = []
     for name, value in sorted(os.environ.items()):
-        if name not in _OF_TERMINAL and not name.startswith(_PREFIXES_OF_TERMINAL):
+        if not is_of_terminal(name) and name not in _OF_RUNS and not name.startswith(_PREFIX_OF_RUNS):
             environ.append((name, value))
     facts = [sys.version, str(root), machine, packages, drop_in, environ]
     text = json.dumps(facts, default=str)

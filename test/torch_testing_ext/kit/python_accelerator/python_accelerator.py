@@ -25,7 +25,7 @@ _counted = 0
 
 
 def autoload() -> None:
-    """The entry point that `import torch` calls. It reads no variable: a warm server then serves any number."""
+    """The entry point that `import torch` calls. It reads no variable, so forks may have any number."""
     register()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from kit.processes import wait_until_gone
-from kit.warm_runs import WarmBench
+from kit.warm_runs import WarmProject
 
 pytestmark = pytest.mark.slow
 
@@ -81,11 +81,11 @@ class WatchTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.bench = WarmBench(Path(folder.name))
-        self.addCleanup(self.bench.close)
-        self.fifo = str(self.bench.project / "fifo")
+        self.project = WarmProject(Path(folder.name))
+        self.addCleanup(self.project.close)
+        self.fifo = str(self.project.root / "fifo")
         os.mkfifo(self.fifo)
-        self.write = self.bench.write
+        self.write = self.project.write
         self.write("tests/test_one.py", TESTS.format(fifo=self.fifo))
         self.write("tests/test_two.py", "import unittest\nclass T(unittest.TestCase):\n    def test_two(self): pass\n")
         self.save(1)
@@ -102,9 +102,9 @@ class WatchTest(unittest.TestCase):
         self.write("tests/helper.py", f"VALUE, WAITS = {value}, {waits}")
 
     def test_saves_and_keys(self):
-        environ = {**self.bench.environ, "TERM": "xterm"}
+        environ = {**self.project.environ, "TERM": "xterm"}
         environ.pop("COLUMNS", None)
-        terminal = Terminal(80, ("-m", "torch_testing_ext", "--watch"), self.bench.project, environ)
+        terminal = Terminal(80, ("-m", "torch_testing_ext", "--watch"), self.project.root, environ)
         self.addCleanup(terminal.close)
         expect, press = terminal.expect, terminal.press
         expect("2 passed, 1 failed")
@@ -125,7 +125,7 @@ class WatchTest(unittest.TestCase):
         self.write("tests/test_two.py", "")
         self.write("tests/test_three.py", TESTS.format(fifo=self.fifo).replace("OneTest", "NewTest"))
         expect("4 passed ·")  # the others may import the new file, too
-        (self.bench.project / "tests/test_three.py").unlink()
+        (self.project.root / "tests/test_three.py").unlink()
         # The run of this save is over before the next one, which would end it: a key could go to either.
         expect("2 passed ·")
         self.save(2, waits=True)
