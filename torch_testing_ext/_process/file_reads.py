@@ -26,6 +26,7 @@ _FOLDERS_OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_test
 _NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OUR_PROGRAMS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
+_FIND_LIBRARY = os.path.join(os.path.dirname(os.__file__), "ctypes", "util.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
 # Modules by which multiprocessing starts interpreters: it has no event for that.
 _SPAWNERS = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
@@ -126,7 +127,8 @@ class FileReads:
             return
         if isinstance(program, bytes):
             program = os.fsdecode(program)
-        self._add(f"{PROGRAM}{program}", CHANGED)
+        if not _searches_libraries(str(program)):
+            self._add(f"{PROGRAM}{program}", CHANGED)
 
     def _imported(self, event: str, name: Any, path: Any = None, *more: Any) -> None:
         if name in _SPAWNERS:
@@ -220,6 +222,19 @@ def _add_hash(hashes: dict[str, str], path: str, content: str) -> None:
     """Add the hash of one read of a file, which may have changed since an earlier one."""
     is_same = hashes.get(path, content) == content
     hashes[path] = content if is_same else CHANGED
+
+
+def _searches_libraries(program: str) -> bool:
+    """Whether a program only looks for shared libraries of the system, as torch's CUDA builds do on import."""
+    if os.path.basename(program) == "ldconfig":
+        return True
+    # It also starts a compiler and a linker.
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == _FIND_LIBRARY:
+            return True
+    return False
 
 
 def _source(path: str) -> str:

@@ -24,6 +24,16 @@ RANKS = subject(__file__, "affected_ranks.py")
 PLAIN = subject(__file__, "affected_plain.py")
 READS = subject(__file__, "reading_program.py")
 
+LOOKS_FOR_LIBRARIES = """
+import ctypes.util, subprocess, sys
+from torch_testing_ext._process import file_reads
+file_reads.begin(sys.argv[1])
+subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.DEVNULL)
+assert ctypes.util.find_library("c")
+ctypes.util.find_library("no_such_library")
+subprocess.run(["true"])
+"""
+
 
 def git(folder, *words):
     who = ("-c", "user.name=n", "-c", "user.email=e@x")
@@ -53,6 +63,14 @@ class FileReadsTest(RunsCase):
         self.assertNotEqual(file_reads.hash_of(str(self.root / "data*")), before)
         self.assertEqual(file_reads.hash_of(str(self.root / "data?")), file_reads.hash_of(str(self.root / "data?")))
         self.assertIsNone(file_reads.read_record(self.root / "record"), "none is kept that is not whole")
+
+    def test_programs_that_look_for_libraries(self):
+        """torch's CUDA builds start them when they are imported: they read nothing of the project."""
+        self.write("program.py", LOOKS_FOR_LIBRARIES)
+        done = run_warm("program.py", "record", cwd=self.root, env={**os.environ})
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        found = file_reads.read_record(self.root / "record")
+        self.assertEqual([name for name in found if name.startswith("!")], ["!true"])
 
 
 class RecordsTest(RunsCase):
