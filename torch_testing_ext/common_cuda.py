@@ -22,7 +22,7 @@ from torch_testing_ext._testing.helpers.backend_settings import (
     tf32_on_and_off as tf32_on_and_off,
     with_tf32_off as with_tf32_off,
 )
-from torch_testing_ext._testing.marks.skips import (
+from torch_testing_ext._testing.marks.skips_by_architecture import (
     TRITON_PTXAS_VERSION as TRITON_PTXAS_VERSION,
     initialize_cuda_context_rng as initialize_cuda_context_rng,
     requires_triton_ptxas_compat as requires_triton_ptxas_compat,

@@ -10,21 +10,17 @@ from torch_testing_ext._machine.flags import flag as flag
 from torch_testing_ext._testing.bases import device_type_tests as _device_type
 from torch_testing_ext._testing.bases.device_type_tests import *
 from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
+from torch_testing_ext._testing.marks.capabilities import (
+    Capability as Capability,
+    requires_capabilities as requires_capabilities,
+)
 from torch_testing_ext._testing.marks.device_types import (
     GIBIBYTE as GIBIBYTE,
-    Capability as Capability,
     Decorator as Decorator,
     Target as Target,
     deviceCountAtLeast as deviceCountAtLeast,
     disablecuDNN as disablecuDNN,
     disableMkldnn as disableMkldnn,
-    dtypes as dtypes,
-    dtypesIfCPU as dtypesIfCPU,
-    dtypesIfCUDA as dtypesIfCUDA,
-    dtypesIfHPU as dtypesIfHPU,
-    dtypesIfMPS as dtypesIfMPS,
-    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
-    dtypesIfXPU as dtypesIfXPU,
     expectedFailure as expectedFailure,
     expectedFailureCPU as expectedFailureCPU,
     expectedFailureCUDA as expectedFailureCUDA,
@@ -48,8 +44,6 @@ from torch_testing_ext._testing.marks.device_types import (
     onlyOn as onlyOn,
     onlyPRIVATEUSE1 as onlyPRIVATEUSE1,
     onlyXPU as onlyXPU,
-    precisionOverride as precisionOverride,
-    requires_capabilities as requires_capabilities,
     skipCPUIf as skipCPUIf,
     skipCPUIfNoLapack as skipCPUIfNoLapack,
     skipCPUIfNoMkl as skipCPUIfNoMkl,
@@ -75,6 +69,16 @@ from torch_testing_ext._testing.marks.device_types import (
     skipXLAIf as skipXLAIf,
     skipXPU as skipXPU,
     skipXPUIf as skipXPUIf,
+)
+from torch_testing_ext._testing.marks.dtypes_of_tests import (
+    dtypes as dtypes,
+    dtypesIfCPU as dtypesIfCPU,
+    dtypesIfCUDA as dtypesIfCUDA,
+    dtypesIfHPU as dtypesIfHPU,
+    dtypesIfMPS as dtypesIfMPS,
+    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
+    dtypesIfXPU as dtypesIfXPU,
+    precisionOverride as precisionOverride,
     tol as tol,
     toleranceOverride as toleranceOverride,
 )

@@ -19,7 +19,7 @@ from torch_testing_ext._pytest_ranks.item_in_parent import need_of_devices
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
-from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.marks import distributed_needs, needs, needs_of_devices
 from torch_testing_ext._testing.sharded import dtensor_devices
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
 from torch_testing_ext.launch.aspects.devices import variables_of
@@ -129,9 +129,9 @@ class TestNeeds(unittest.TestCase):
 
         for count in (0, 1, 2, 3, 4, 8):
             with have_accelerators(count):
-                self.assertEqual(skips(needs.skip_if_lt_x_gpu(4)), count < 4, count)
-                self.assertEqual(skips(needs.requires_memory("12 GiB")), count == 0, count)
-                self.assertEqual(skips(needs.requires_memory("20 GiB")), True, count)
+                self.assertEqual(skips(distributed_needs.skip_if_lt_x_gpu(4)), count < 4, count)
+                self.assertEqual(skips(needs_of_devices.requires_memory("12 GiB")), count == 0, count)
+                self.assertEqual(skips(needs_of_devices.requires_memory("20 GiB")), True, count)
 
     @with_accelerators(2)
     def test_backends_by_what_torch_knows(self):
@@ -201,7 +201,7 @@ class TestSharing(unittest.TestCase):
             torch.accelerator.set_device_index(1)
         self.assertEqual(selected, [1, 0, 1])
         self.assertEqual(shared_devices.backend_of(KIND, 4), BACKEND)
-        self.assertEqual((needs.at_least_x_gpu(4), needs.at_least_x_gpu(5)), (True, False))
+        self.assertEqual((distributed_needs.at_least_x_gpu(4), distributed_needs.at_least_x_gpu(5)), (True, False))
 
     @in_a_fork
     def test_contexts_and_tensors_take_the_number_of_a_rank(self):

@@ -22,7 +22,7 @@ from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import system
 from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._testing.bases import ranked_test_case
-from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._testing.marks import distributed_needs
 from torch_testing_ext._torch.devices import accelerator_state, build_options, first_accelerator_use
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -359,11 +359,11 @@ class TestConditions(TestCase):
         with (
             mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"),
             mock.patch("torch.distributed.is_nccl_available", lambda: True),
-            mock.patch.object(needs.c10d, "is_nccl_available", lambda: True),
+            mock.patch.object(distributed_needs.c10d, "is_nccl_available", lambda: True),
             mock.patch.object(torch.cuda.nccl, "version", lambda: (2, 20)),
         ):
             for version, skips in (((2, 21), True), ((2, 20), False)):
-                decorated = needs.requires_nccl_version(version, "why")(type("Test", (), {}))
+                decorated = distributed_needs.requires_nccl_version(version, "why")(type("Test", (), {}))
                 self.assertEqual(getattr(decorated, "__unittest_skip__", False), skips)
 
 

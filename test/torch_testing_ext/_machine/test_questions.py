@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from torch_testing_ext._machine import accelerators, cuda
-from torch_testing_ext._testing.marks import needs, skips
+from torch_testing_ext._testing.marks import needs, skips_by_architecture
 from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext._torch.devices import build_options, cuda_state
 
@@ -92,42 +92,45 @@ class TestConclusions(unittest.TestCase):
         with (
             has(cuda_properties={"archs": [*ARCHS]}),
             mock.patch.object(torch.version, "hip", "7.2"),
-            mock.patch.object(skips, "flag", flags.get),
+            mock.patch.object(skips_by_architecture, "flag", flags.get),
         ):
-            self.assertEqual((skips.getRocmArchName(), skips.getRocmArchName(1)), ARCHS)
-            self.assertFalse(skips.is_navi3_arch())
+            self.assertEqual((skips_by_architecture.getRocmArchName(), skips_by_architecture.getRocmArchName(1)), ARCHS)
+            self.assertFalse(skips_by_architecture.is_navi3_arch())
             for arch, skipped, only in (("gfx942", True, False), ("gfx1100", False, True)):
                 reasons = [
                     skips_because(decorate([arch])(lambda self: None))
-                    for decorate in (skips.skipIfRocmArch, skips.runOnRocmArch)
+                    for decorate in (skips_by_architecture.skipIfRocmArch, skips_by_architecture.runOnRocmArch)
                 ]
                 self.assertEqual([bool(reason) for reason in reasons], [skipped, only], (arch, reasons))
 
     def test_a_jetson_collects_garbage_first(self):
         for is_jetson in (True, False):
             with (
-                mock.patch.object(skips, "flag", {"IS_JETSON": is_jetson}.get),
+                mock.patch.object(skips_by_architecture, "flag", {"IS_JETSON": is_jetson}.get),
                 mock.patch.object(torch.cuda, "empty_cache") as empty_cache,
             ):
-                self.assertEqual(skips.gcIfJetson(lambda number: number + 1)(3), 4)
+                self.assertEqual(skips_by_architecture.gcIfJetson(lambda number: number + 1)(3), 4)
             self.assertEqual(empty_cache.called, is_jetson)
 
     def test_random_numbers_of_every_device(self):
-        self.addCleanup(skips.initialize_cuda_context_rng.cache_clear)
-        skips.initialize_cuda_context_rng.cache_clear()
-        with mock.patch.object(skips, "flag", lambda name: False), self.assertRaisesRegex(AssertionError, "CUDA must"):
-            skips.initialize_cuda_context_rng()
+        self.addCleanup(skips_by_architecture.initialize_cuda_context_rng.cache_clear)
+        skips_by_architecture.initialize_cuda_context_rng.cache_clear()
         with (
-            mock.patch.object(skips, "flag", lambda name: True),
+            mock.patch.object(skips_by_architecture, "flag", lambda name: False),
+            self.assertRaisesRegex(AssertionError, "CUDA must"),
+        ):
+            skips_by_architecture.initialize_cuda_context_rng()
+        with (
+            mock.patch.object(skips_by_architecture, "flag", lambda name: True),
             mock.patch.object(torch.cuda, "device_count", lambda: 2),
             mock.patch.object(torch, "randn") as randn,
         ):
-            skips.initialize_cuda_context_rng()
+            skips_by_architecture.initialize_cuda_context_rng()
         self.assertEqual([call.kwargs["device"] for call in randn.call_args_list], ["cuda:0", "cuda:1"])
 
     def test_triton(self):
         """On a device, a test without Triton skips; on the CPU it is tried."""
-        test = skips.xfailIfNoAcceleratorTriton(lambda device: device)
+        test = skips_by_architecture.xfailIfNoAcceleratorTriton(lambda device: device)
         with mock.patch.object(fsdp_parts, "has_triton", lambda: False):
             self.assertEqual(test(device="cpu"), "cpu")
             with self.assertRaisesRegex(unittest.SkipTest, r"Triton not available \(device='cuda:1'\)"):

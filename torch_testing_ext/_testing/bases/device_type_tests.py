@@ -14,8 +14,8 @@ import torch
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._testing.marks import device_types, parametrized
-from torch_testing_ext._testing.marks.device_types import tol
+from torch_testing_ext._testing.marks import capabilities, parametrized
+from torch_testing_ext._testing.marks.dtypes_of_tests import tol
 from torch_testing_ext._testing.marks.parametrized import compose_parametrize_fns, dtype_name
 from torch_testing_ext._torch.devices import accelerator_state
 
@@ -94,9 +94,9 @@ class DeviceTypeTestBase(TestCase):
         return {name: bool(check()) for name, check in cls._capabilities().items()}
 
     @classmethod
-    def _capabilities(cls) -> device_types.Checks:
+    def _capabilities(cls) -> capabilities.Checks:
         """For subclasses to override: the check of each capability that the type of device declares."""
-        return device_types.BY_DEVICE_TYPE.get(cls.device_type, {})
+        return capabilities.BY_DEVICE_TYPE.get(cls.device_type, {})
 
     def _should_stop_test_suite(self) -> bool:
         """Has an error left the device unusable, so that no later test of this process can pass?"""

@@ -16,8 +16,8 @@ from torch_testing_ext._machine.device_rules import uses_nccl
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.helpers.contexts import changed_environment
+from torch_testing_ext._testing.marks.collective_platforms import tp_transports
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip, most_needed, too_few_devices
-from torch_testing_ext._testing.marks.skips import tp_transports
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.tensors import tensor_subclasses
 from torch_testing_ext.launch.aspects import devices

@@ -1,169 +1,22 @@
-"""Decorators for tests that run once for each type of device."""
+"""Where a test that runs once for each type of device runs, and where it is to fail.
+
+The decorators act on the attribute `device_type` of the test's class, which a class may set itself.
+"""
 
 import functools
 import gc
 import unittest
-from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from torch_testing_ext._machine import cuda, machine_resources
+from torch_testing_ext._machine import machine_resources
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._torch.devices import accelerator_state, build_options
 
 from . import needs, skips
-from .skips import skip_for
-
-# --------------------------------------------------------------------------------------------------------------------
-# The capabilities of a type of device, as a class for it declares them, and tests that need some.
-
-Checks = dict[str, Callable[[], Any]]
-
-
-class Capability:
-    """The names of what a device can do, by subject."""
-
-    class dtype:
-        """Types of numbers."""
-
-        fp8 = "dtype.fp8"
-        bf16 = "dtype.bf16"
-
-    class attention:
-        """Kernels of attention."""
-
-        flash_attention = "attention.flash_attention"
-        mem_efficient_attention = "attention.mem_efficient_attention"
-
-
-def _checks(fp8: Any, bf16: Any, flash_attention: Any, mem_efficient_attention: Any) -> Checks:
-    return {
-        Capability.dtype.fp8: lambda: fp8,
-        Capability.dtype.bf16: lambda: bf16,
-        Capability.attention.flash_attention: lambda: flash_attention,
-        Capability.attention.mem_efficient_attention: lambda: mem_efficient_attention,
-    }
-
-
-BY_DEVICE_TYPE = {
-    "cpu": _checks(True, True, True, False),
-    "cuda": _checks(
-        cuda.PLATFORM_SUPPORTS_FP8,
-        cuda.SM80OrLater,
-        cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION,
-        cuda.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
-    ),
-    "mps": _checks(False, True, False, False),
-    "xpu": _checks(True, True, cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION, True),
-}
-
-
-def requires_capabilities(*caps: str) -> Callable[[Any], Any]:
-    """Skip the test where its device lacks one of these. The device's class must declare each."""
-
-    def why(self: Any, *args: Any, **kwargs: Any) -> str | None:
-        known = type(self).get_capabilities()
-        where = f"Device '{type(self).device_type}'"
-        undeclared = sorted(set(caps) - known.keys())
-        if undeclared:
-            add = f"Add them to {type(self).__name__}._capabilities()."
-            raise AssertionError(f"{where} has not declared capabilities: {', '.join(undeclared)}. {add}")
-        lacking = sorted(name for name in set(caps) if not known[name])
-        if not lacking:
-            return None
-        return f"{where} has unsupported capabilities: {', '.join(lacking)}"
-
-    return skip_for(why)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Decorators for tests that run once for each type of device: the dtypes they run with, and their tolerances.
-
-
-class dtypes:
-    """Runs the test once for each dtype, or tuple of dtypes, passed as `dtype`; on one type of device or on all."""
-
-    def __init__(self, *args: Any, device_type: str = "all") -> None:
-        flat: list[Any] = list(args)
-        if args and isinstance(args[0], (list, tuple)):
-            flat = []
-            for arg in args:
-                if not isinstance(arg, (list, tuple)):
-                    raise AssertionError(
-                        f"if one variant is a tuple or list of dtypes, all must be; {arg} is a {type(arg).__name__}"
-                    )
-                flat.extend(arg)
-        if not all(isinstance(dtype, torch.dtype) for dtype in flat):
-            raise AssertionError(f"Unknown dtype in {args}")
-        self.args = args
-        self.device_type = device_type
-
-    def __call__(self, fn: Any) -> Any:
-        given = getattr(fn, "dtypes", {})
-        if self.device_type in given:
-            raise AssertionError(f"dtypes redefinition for {self.device_type}")
-        given[self.device_type] = self.args
-        fn.dtypes = given
-        return fn
-
-
-def _dtypes_on(device_type: str | Callable[[], str]) -> Callable[..., dtypes]:
-    """A decorator that replaces the dtypes on one type of device."""
-
-    def decorator(*args: Any) -> dtypes:
-        kind = device_type() if callable(device_type) else device_type
-        return dtypes(*args, device_type=kind)
-
-    return decorator
-
-
-dtypesIfCPU = _dtypes_on("cpu")
-dtypesIfCUDA = _dtypes_on("cuda")
-dtypesIfXPU = _dtypes_on("xpu")
-dtypesIfMPS = _dtypes_on("mps")
-dtypesIfHPU = _dtypes_on("hpu")
-dtypesIfPRIVATEUSE1 = _dtypes_on(accelerator_state.extension_device_type)
-
-tol = namedtuple("tol", ["atol", "rtol"])
-
-
-class precisionOverride:
-    """The tests of these dtypes compare with at least these absolute tolerances."""
-
-    _attribute, _what = "precision_overrides", "precision"
-
-    def __init__(self, d: dict[torch.dtype, Any]) -> None:
-        name = type(self).__name__
-        if not isinstance(d, dict):
-            raise AssertionError(f"{name} not given a dtype : {self._what} dict!")
-        for dtype in d:
-            if not isinstance(dtype, torch.dtype):
-                raise AssertionError(f"{name} given unknown dtype {dtype}")
-        self.d = d
-
-    def __call__(self, fn: Any) -> Any:
-        setattr(fn, self._attribute, self.d)
-        return fn
-
-
-class toleranceOverride(precisionOverride):
-    """The tests of these dtypes compare with at least these tolerances: `tol(atol=..., rtol=...)`."""
-
-    _attribute, _what = "tolerance_overrides", "tol"
-
-    def __init__(self, d: dict[torch.dtype, Any]) -> None:
-        super().__init__(d)
-        if not all(isinstance(tolerance, tol) for tolerance in d.values()):
-            raise AssertionError("toleranceOverride not given a dtype : tol dict!")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Decorators for tests that run once for each type of device: where a test runs, and where it is to fail.
-#
-# They act on the attribute `device_type` of the test's class, so they also serve classes that set it themselves.
 
 Decorator = Callable[[Any], Any]
 # A condition of the test case that is about to run, and a text made of it.
@@ -371,7 +224,7 @@ def _device_of(test: Any) -> str:
 
 
 def _has_sufficient_memory(device: str, size: int) -> bool:
-    """Has a device as many bytes free? Skips the test where that is not known."""
+    """Whether a device has as many bytes free. Skips the test where that is not known."""
     place = torch.device(device)
     if place.type in ("cuda", "xpu", accelerator_state.extension_device_type()):
         return _has_device_memory(place, size)
@@ -389,7 +242,7 @@ def _has_sufficient_memory(device: str, size: int) -> bool:
 
 
 def _has_device_memory(place: torch.device, size: int) -> bool:
-    """Has an accelerator as many bytes free, of those that this process may use?"""
+    """Whether an accelerator has as many bytes free, of those that this process may use."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return False

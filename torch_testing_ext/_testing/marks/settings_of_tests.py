@@ -54,7 +54,7 @@ def collectives_may_differ(reason: str) -> Callable[[T], T]:
 
 
 def may_differ(*targets: Any) -> bool:
-    """Has one of these functions and classes `@collectives_may_differ`?"""
+    """Whether one of these functions and classes has `@collectives_may_differ`."""
     return any(hasattr(target, _MAY_DIFFER) for target in targets)
 
 

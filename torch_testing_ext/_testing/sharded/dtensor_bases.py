@@ -18,7 +18,8 @@ from torch_testing_ext._testing.bases.distributed_bases import run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase
 from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
-from torch_testing_ext._testing.marks.needs import Skipped, skip_if_lt_x_gpu, too_few_devices
+from torch_testing_ext._testing.marks.distributed_needs import skip_if_lt_x_gpu
+from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
 from torch_testing_ext._torch.groups import dataless_groups
 from torch_testing_ext.launch.aspects import devices
 

@@ -19,7 +19,7 @@ from torch_testing_ext._machine import accelerators, device_rules
 from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._machine.flags import ComputedNames
 from torch_testing_ext._testing.bases import shared_devices
-from torch_testing_ext._testing.marks import skips
+from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext.launch import environment
 
@@ -100,7 +100,7 @@ def delay(milliseconds: float) -> None:
     if milliseconds <= 0 or device_type() == "cpu":
         return
     if device_type() == "cuda":
-        skips.device_sleep("cuda", int(milliseconds * skips.get_cycles_per_ms()))
+        skips_by_architecture.device_sleep("cuda", int(milliseconds * skips_by_architecture.get_cycles_per_ms()))
     else:
         time.sleep(milliseconds / 1000)
 

@@ -20,7 +20,17 @@ from torch_testing_ext._machine import accelerators, device_rules, flags
 from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
-from torch_testing_ext._testing.marks import device_types, needs, settings_of_tests, skips
+from torch_testing_ext._testing.marks import (
+    collective_platforms,
+    device_types,
+    distributed_needs,
+    dtypes_of_tests,
+    needs,
+    needs_of_devices,
+    settings_of_tests,
+    skips,
+    skips_by_architecture,
+)
 from torch_testing_ext.launch.aspects import devices as leases
 from torch_testing_ext.launch.attempts import RanksEnd
 from torch_testing_ext.ranks import run_script, spawn
@@ -65,41 +75,42 @@ class TestNumbers(unittest.TestCase):
 
     @with_accelerators()
     def test_on_the_cpu_without_any(self):
-        reasons = on_machines(needs.skip_if_lt_x_gpu(2, allow_cpu=True))
+        reasons = on_machines(distributed_needs.skip_if_lt_x_gpu(2, allow_cpu=True))
         self.assertEqual([bool(reason) for reason in reasons], [False, True, False, False])
 
     @with_accelerators(WORLD_SIZE="2")
     def test_as_many_as_ranks(self):
-        none, few, *enough = on_machines(needs.skip_if_no_gpu)
+        none, few, *enough = on_machines(distributed_needs.skip_if_no_gpu)
         self.assertEqual(none, "No accelerator is available")
         self.assertEqual((few, enough), ("Need at least 2 accelerator devices", ["", ""]))
 
     @with_accelerators()
     def test_only_for_nccl(self):
         self.assertEqual(
-            on_machines(needs.nccl_skip_if_lt_x_gpu("nccl", 4))[2:], ["Need at least 4 accelerator devices", ""]
+            on_machines(distributed_needs.nccl_skip_if_lt_x_gpu("nccl", 4))[2:],
+            ["Need at least 4 accelerator devices", ""],
         )
-        self.assertIs(needs.nccl_skip_if_lt_x_gpu(BACKEND, 4)(_nothing), _nothing)
+        self.assertIs(distributed_needs.nccl_skip_if_lt_x_gpu(BACKEND, 4)(_nothing), _nothing)
 
     @with_accelerators(2)
     def test_world_size(self):
-        self.assertEqual(skip_of(needs.requires_world_size(4)), "requires 4 accelerators, found 2")
-        self.assertEqual(skip_of(needs.requires_world_size(2)), "")
+        self.assertEqual(skip_of(distributed_needs.requires_world_size(4)), "requires 4 accelerators, found 2")
+        self.assertEqual(skip_of(distributed_needs.requires_world_size(2)), "")
 
     @with_accelerators()
     def test_at_least(self):
         found = []
         for count in MACHINES:
             with have_accelerators(count):
-                found.append([needs.at_least_x_gpu(0), needs.at_least_x_gpu(2)])
+                found.append([distributed_needs.at_least_x_gpu(0), distributed_needs.at_least_x_gpu(2)])
         self.assertEqual(found, [[False, False], [True, False], [True, True], [True, True]])
 
     @with_accelerators(2, **{device_rules.RANKS_PER_GPU: "2"})
     def test_shared(self):
         self.assertEqual(accelerators.most_ranks(), 4)
         self.assertEqual([accelerators.ranks_for(needed) for needed in (1, 3, 4, 9)], [2, 3, 4, 4])
-        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(4)), "")
-        self.assertIn("5", skip_of(needs.skip_if_lt_x_gpu(5)))
+        self.assertEqual(skip_of(distributed_needs.skip_if_lt_x_gpu(4)), "")
+        self.assertIn("5", skip_of(distributed_needs.skip_if_lt_x_gpu(5)))
 
     @with_accelerators()
     def test_any(self):
@@ -113,8 +124,8 @@ class TestNumbers(unittest.TestCase):
 
     @with_accelerators(4, **{MASK: "1,2"})
     def test_those_that_a_mask_shows(self):
-        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(2)), "")
-        self.assertEqual(skip_of(needs.skip_if_lt_x_gpu(3)), "Need at least 3 accelerator devices")
+        self.assertEqual(skip_of(distributed_needs.skip_if_lt_x_gpu(2)), "")
+        self.assertEqual(skip_of(distributed_needs.skip_if_lt_x_gpu(3)), "Need at least 3 accelerator devices")
 
 
 class TestFacts(unittest.TestCase):
@@ -122,7 +133,7 @@ class TestFacts(unittest.TestCase):
 
     @with_accelerators()
     def test_peers(self):
-        none, one, *several = on_machines(needs.requires_peer_access())
+        none, one, *several = on_machines(needs_of_devices.requires_peer_access())
         self.assertEqual((none, one), ("No accelerator is available", "Need at least 2 accelerator devices"))
         for reason in several:
             self.assertIn("they cannot read each other's memory", reason)
@@ -131,19 +142,22 @@ class TestFacts(unittest.TestCase):
 
     @with_accelerators(2)
     def test_nvlink(self):
-        self.assertIn("NVML does not say which devices NVLink connects", skip_of(needs.requires_nvlink()))
+        self.assertIn("NVML does not say which devices NVLink connects", skip_of(needs_of_devices.requires_nvlink()))
 
     @with_accelerators(2)
     def test_compute_capability(self):
-        self.assertIn("none of 2 devices, 2 needed (Test accelerator has", skip_of(needs.requires_sm(9)))
+        self.assertIn("none of 2 devices, 2 needed (Test accelerator has", skip_of(needs_of_devices.requires_sm(9)))
 
     @with_accelerators(2)
     def test_nothing_of_cuda(self):
         self.assertEqual(accelerators.cuda_properties(), {})
         self.assertEqual((accelerators.why_no_device(), accelerators.xpu_device_id()), ("", 0))
-        self.assertFalse(skips.evaluate_platform_supports_symm_mem())
-        self.assertTrue(skips.sm_is_or_higher_than(torch.device(KIND, 1), 9, 0))
-        for decorate in (skips.requires_cuda_p2p_access(), skips.requires_multicast_support()):
+        self.assertFalse(collective_platforms.evaluate_platform_supports_symm_mem())
+        self.assertTrue(collective_platforms.sm_is_or_higher_than(torch.device(KIND, 1), 9, 0))
+        for decorate in (
+            skips_by_architecture.requires_cuda_p2p_access(),
+            collective_platforms.requires_multicast_support(),
+        ):
             self.assertIn("not available", _raised(decorate))
 
     @with_accelerators()
@@ -171,14 +185,14 @@ class TestBackends(unittest.TestCase):
         """Where torch is not built with NCCL."""
         for count in MACHINES:
             with have_accelerators(count):
-                reason = _raised(needs.requires_accelerator_dist_backend())
+                reason = _raised(distributed_needs.requires_accelerator_dist_backend())
                 self.assertEqual(bool(reason), count == 0, reason)
         with have_accelerators(2):
-            self.assertIn("among ['xccl']", _raised(needs.requires_accelerator_dist_backend(["xccl"])))
+            self.assertIn("among ['xccl']", _raised(distributed_needs.requires_accelerator_dist_backend(["xccl"])))
 
     @with_accelerators(2)
     def test_a_version_of_nccl_is_of_no_account(self):
-        self.assertIs(needs.requires_nccl_version((99, 0), "so")(_nothing), _nothing)
+        self.assertIs(distributed_needs.requires_nccl_version((99, 0), "so")(_nothing), _nothing)
 
     @with_accelerators(2)
     def test_devices_that_follow_from_a_backend(self):
@@ -339,6 +353,7 @@ class TestOtherMachines(unittest.TestCase):
         """`decorator()` makes the decorator there. `true`: the flags that are."""
         with (
             mock.patch.object(skips, "flag", true.__contains__),
+            mock.patch.object(skips_by_architecture, "flag", true.__contains__),
             mock.patch.object(device_types, "flag", true.__contains__),
             mock.patch.multiple(torch.version, **(version or {"xpu": None})),
         ):
@@ -350,20 +365,20 @@ class TestOtherMachines(unittest.TestCase):
             (lambda: skips.requires_multigpu, ("TEST_MULTIGPU",), False),
             (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM",), False),
             (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM", "TEST_WITH_TORCHINDUCTOR"), True),
-            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU",), False),
-            (lambda: skips.skipIfWindowsXPU, ("TEST_XPU", "IS_WINDOWS"), True),
+            (lambda: skips_by_architecture.skipIfWindowsXPU, ("TEST_XPU",), False),
+            (lambda: skips_by_architecture.skipIfWindowsXPU, ("TEST_XPU", "IS_WINDOWS"), True),
         ):
             with self.subTest(true=true):
                 self.assertEqual(self.is_skipped(decorator, *true), expected)
 
     def test_versions_of_rocm(self):
-        with mock.patch.object(skips, "getRocmVersion", lambda: (6, 4)):
+        with mock.patch.object(skips_by_architecture, "getRocmVersion", lambda: (6, 4)):
             for decorator, expected in (
-                (lambda: skips.skipIfRocmVersionLessThan((7, 0)), True),
-                (lambda: skips.skipIfRocmVersionAtLeast((6, 4)), True),
-                (lambda: skips.skipIfRocmVersionAtLeast((6, 5)), False),
-                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 4), "why"), False),
-                (lambda: skips.skipIfRocmVersionInRange((6, 0), (6, 5), "why"), True),
+                (lambda: skips_by_architecture.skipIfRocmVersionLessThan((7, 0)), True),
+                (lambda: skips_by_architecture.skipIfRocmVersionAtLeast((6, 4)), True),
+                (lambda: skips_by_architecture.skipIfRocmVersionAtLeast((6, 5)), False),
+                (lambda: skips_by_architecture.skipIfRocmVersionInRange((6, 0), (6, 4), "why"), False),
+                (lambda: skips_by_architecture.skipIfRocmVersionInRange((6, 0), (6, 5), "why"), True),
             ):
                 self.assertEqual(self.is_skipped(decorator, "TEST_WITH_ROCM"), expected)
                 self.assertFalse(self.is_skipped(decorator))
@@ -371,7 +386,9 @@ class TestOtherMachines(unittest.TestCase):
     def test_versions_of_cuda(self):
         for version, hip, expected in (("12.4", None, True), ("12.8", None, False), ("12.4", "6.4", False)):
             found = {"cuda": version, "hip": hip, "xpu": None}
-            self.assertEqual(self.is_skipped(lambda: skips.requires_triton_ptxas_compat, version=found), expected)
+            self.assertEqual(
+                self.is_skipped(lambda: skips_by_architecture.requires_triton_ptxas_compat, version=found), expected
+            )
 
     def test_the_allocator_of_cuda(self):
         for is_enabled in (True, False):
@@ -389,7 +406,7 @@ class TestOtherMachines(unittest.TestCase):
 
     def test_a_stream_is_kept_busy(self):
         with mock.patch.object(torch.cuda, "_sleep") as sleep:
-            skips.device_sleep("cuda", 100)
+            skips_by_architecture.device_sleep("cuda", 100)
         sleep.assert_called_once_with(100)
 
 
@@ -397,7 +414,7 @@ class TestDeviceTypes(unittest.TestCase):
     @with_accelerators(2)
     def test_names(self):
         self.assertIn(KIND, device_types.native_devices())
-        self.assertEqual(device_types.dtypesIfPRIVATEUSE1(torch.float).device_type, KIND)
+        self.assertEqual(dtypes_of_tests.dtypesIfPRIVATEUSE1(torch.float).device_type, KIND)
 
     @with_accelerators(2)
     def test_decorators_that_choose_devices(self):
@@ -454,8 +471,8 @@ class TestStreams(unittest.TestCase):
             mock.patch.object(module, "_sleep", slept.append, create=True),
             mock.patch.object(module, "Event", Event, create=True),
         ):
-            self.assertEqual(skips.get_cycles_per_ms(KIND), 1000)
-        self.assertEqual(slept, [skips.CYCLES] * 10)
+            self.assertEqual(skips_by_architecture.get_cycles_per_ms(KIND), 1000)
+        self.assertEqual(slept, [skips_by_architecture.CYCLES] * 10)
 
 
 class TestSeeds(unittest.TestCase):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import common_distributed
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._testing.marks import skips
+from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext.common_distributed import (
     DynamoDistributedMultiProcTestCase,
     DynamoDistributedSingleProcTestCase,
@@ -41,8 +41,8 @@ def device(arch: str = "gfx942", hip: str | None = None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.version, "hip", hip))
         stack.enter_context(mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"))
-        stack.enter_context(mock.patch.object(skips, "getRocmArchName", lambda: f"{arch}:sramecc+"))
-        stack.enter_context(mock.patch.object(skips, "isRocmArchAnyOf", lambda archs: arch in archs))
+        stack.enter_context(mock.patch.object(skips_by_architecture, "getRocmArchName", lambda: f"{arch}:sramecc+"))
+        stack.enter_context(mock.patch.object(skips_by_architecture, "isRocmArchAnyOf", lambda archs: arch in archs))
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 
 from torch_testing_ext import common_utils
 from torch_testing_ext._machine import accelerators, flags
-from torch_testing_ext._testing.marks import skips
+from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext._testing.marks.skips import skip_for
 from torch_testing_ext.common_distributed import requires_world_size
 from torch_testing_ext.common_utils import (
@@ -168,7 +168,7 @@ class TestSkips(TestCase):
     def test_rocm_version(self):
         self.with_flags(TEST_WITH_ROCM=True)
         with mock.patch.object(torch.version, "hip", "6.4.43482-0f2d60242"):
-            self.assertEqual(skips.getRocmVersion(), (6, 4, 43482))
+            self.assertEqual(skips_by_architecture.getRocmVersion(), (6, 4, 43482))
             for version, skipped in (((6, 5), True), ((6, 4), False), (None, True)):
                 test = common_utils.skipIfRocmVersionLessThan(version)(lambda self: None)
                 self.assertEqual(bool(run_function(test).skipped), skipped)

@@ -6,5 +6,5 @@ from torch_testing_ext._testing.bases.distributed_bases import (
     with_comms as with_comms,
 )
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
+from torch_testing_ext._testing.marks.collective_platforms import tp_transports as tp_transports
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS
-from torch_testing_ext._testing.marks.skips import tp_transports as tp_transports
