@@ -9,7 +9,7 @@ import traceback
 import weakref
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,23 @@ from .sanitizer_log import NO_GROUP, LogWriter, text_of
 _NOT_COMPARED = ("fake", "threaded")
 
 
+class _CallForm(NamedTuple):
+    """All that is written down of a call: calls of one form share their texts in the log. `timeout`: its own, in ms."""
+
+    name: str
+    group: int
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    op: int | None
+    root: int | None
+    peer: int | None
+    tag: int | None
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None
+    timeout: int
+    blocks: bool
+    parts: tuple[str, ...]
+
+
 class CallRecorder:
     """Hears of each operation of c10d from the hook. It keeps an error of its own, and raises it to the caller, too."""
 
@@ -50,7 +67,7 @@ class CallRecorder:
         self._lock = threading.RLock()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
-        self._whats: dict[Any, tuple[int, int, bytes | None]] = {}
+        self._whats: dict[_CallForm, tuple[int, int, bytes | None]] = {}
         # Lines, by code and instruction: reading the table of lines takes longer than all else. The code is kept, or
         # else another one might get its id; it cannot always be hashed. No frame is kept: it would keep tensors alive.
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
@@ -95,11 +112,10 @@ class CallRecorder:
         blocks = operation_hook.is_synchronous(spec, args)
         blocks = blocks or (spec.is_p2p and is_called_as(spec.kind, issuer_of(kernel)))
         op = operation_hook.reduce_op_of(spec, args)
-        details = op, root, peer, tag, splits, timeout, blocks, parts
-        key = spec.name, known[0], inputs, outputs, details
-        what = self._whats.get(key)
+        form = _CallForm(spec.name, known[0], inputs, outputs, op, root, peer, tag, splits, timeout, blocks, parts)
+        what = self._whats.get(form)
         if what is None:
-            what = self._whats[key] = self._describe(spec, args, known, *details)
+            what = self._whats[form] = self._describe(spec, args, known, form)
         return self._log.issue(*what, site), site, group
 
     def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> Any:
@@ -162,14 +178,7 @@ class CallRecorder:
         spec: OpSpec,
         args: tuple[Any, ...],
         known: tuple[int, int, float | None],
-        op: int | None,
-        root: int | None,
-        peer: int | None,
-        tag: int | None,
-        splits: tuple[tuple[int, ...], tuple[int, ...]] | None,
-        own_timeout: int,
-        blocks: bool,
-        parts: tuple[str, ...],
+        form: _CallForm,
     ) -> tuple[int, int, bytes | None]:
         """The number of the group, or NO_GROUP for tensors without data, as those of a trace; that of the text; and
         what must agree, if the call is compared with those of all members."""
@@ -179,17 +188,17 @@ class CallRecorder:
             kind=spec.kind,
             inputs=_described(inputs),
             outputs=_described(outputs if spec.outputs is not None else inputs),
-            op=operation_hook.name_of_reduce_op(op),
-            root=root,
-            peer=peer,
-            tag=tag or 0,
-            splits=splits,
+            op=operation_hook.name_of_reduce_op(form.op),
+            root=form.root,
+            peer=form.peer,
+            tag=form.tag or 0,
+            splits=form.splits,
             size=size,
-            timeout=own_timeout / 1000 if own_timeout > 0 else timeout,
-            blocks=blocks,
-            parts=parts,
+            timeout=form.timeout / 1000 if form.timeout > 0 else timeout,
+            blocks=form.blocks,
+            parts=form.parts,
         )
-        all_agree = [issued.agreement(), issued.layout(), parts]
+        all_agree = [issued.agreement(), issued.layout(), form.parts]
         must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
         on_meta = not self._without_data and any(tensor.is_meta for tensor in (*inputs, *outputs))
         return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree
