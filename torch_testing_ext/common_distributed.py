@@ -9,7 +9,7 @@ import typing as _typing
 
 from torch_testing_ext._machine import flags as _flags
 from torch_testing_ext._machine.flags import LazyVal as LazyVal, share_names as _share
-from torch_testing_ext._machine.machine_resources import (
+from torch_testing_ext._machine.ports import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )

@@ -12,7 +12,7 @@ from torch_testing_ext._machine.accelerators import (
     set_rng_seed as set_rng_seed,
 )
 from torch_testing_ext._machine.flags import LazyVal as LazyVal, flag as flag
-from torch_testing_ext._machine.machine_resources import (
+from torch_testing_ext._machine.ports import (
     ADDRESS_IN_USE as ADDRESS_IN_USE,
     CONNECT_TIMEOUT as CONNECT_TIMEOUT,
     find_free_port as find_free_port,

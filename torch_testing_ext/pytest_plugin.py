@@ -220,7 +220,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--sanitize"):
         os.environ[setting_names.SANITIZE] = config.getoption("--sanitize")
     if config.getini("dist_lease_folder"):
-        from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+        from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 
         os.environ[LEASE_FOLDER] = config.getini("dist_lease_folder")
     if config.getoption(_WORLD) is not None:

@@ -17,8 +17,8 @@ from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_else
 from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
 
 from . import device_rules
+from .device_masks import all_masks
 from .device_rules import DeviceFacts, facts_from
-from .machine_resources import all_masks
 
 # --------------------------------------------------------------------------------------------------------------------
 # The number and type of the accelerators, found without touching them from this process.

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_testing_ext._process.words import size_in_words
 
-from .machine_resources import masks_of
+from .device_masks import masks_of
 
 # --------------------------------------------------------------------------------------------------------------------
 # The names of torch.distributed's backends, as tests write them: "nccl2", "cpu:gloo,cuda:nccl".

@@ -21,7 +21,7 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import (
 )
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import (
     launcher_variables,
     launcher_variables as variables,

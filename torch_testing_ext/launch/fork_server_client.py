@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine import machine_resources
+from torch_testing_ext._machine import ports
 from torch_testing_ext._process import ends, fork_safety, interpreters, notes, sessions
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, wait_readable
@@ -94,7 +94,7 @@ class ForkServerClient:
     def _fork(self, theirs: socket.socket, about: fork_server_messages.Serve, inherited: Any) -> int:
         def serve() -> NoReturn:
             self._channel.close()
-            machine_resources.forget_leases()
+            ports.forget_leases()
             serves_to_the_end = inherited is None
             if serves_to_the_end:
                 sessions.leave_connections(theirs.fileno())

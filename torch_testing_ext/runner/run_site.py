@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import fake_accelerator
+from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
-from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._machine.nvml import (
     Gpu,
     gpus_by_name,

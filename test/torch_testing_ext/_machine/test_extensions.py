@@ -14,7 +14,7 @@ import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
-from torch_testing_ext._machine import accelerators, device_rules, flags, machine_resources
+from torch_testing_ext._machine import accelerators, device_masks, device_rules, flags
 from torch_testing_ext._pytest_ranks.item_in_parent import need_of_devices
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -235,7 +235,7 @@ class TestMasks(unittest.TestCase):
         ):
             with self.subTest(kind=kind, mask=mask):
                 self.assertEqual(device_rules.visible_names(mask, kind, count), names)
-                expected = dict.fromkeys(machine_resources.masks_of(kind), names[-1])
+                expected = dict.fromkeys(device_masks.masks_of(kind), names[-1])
                 self.assertEqual(device_rules.masks_for(names[-1:], kind), expected)
         self.assertEqual(device_rules.masks_for((), None), {})
 
@@ -253,7 +253,7 @@ class TestMasks(unittest.TestCase):
         """One table says what is a mask. The driver is asked again when one of them changes, and for nothing else."""
         with have_accelerators(4, **{MASK: "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all"}):
             self.assertEqual(accelerators.device_count(), 4)
-            for mask in sorted(machine_resources.all_masks()):
+            for mask in sorted(device_masks.all_masks()):
                 with mock.patch.dict(os.environ, {mask: "0"}), mock.patch.object(accelerators, "answer_to") as ask:
                     ask.return_value = (KIND, 1)
                     self.assertEqual((accelerators.device_count(), ask.call_count), (1, 1), mask)

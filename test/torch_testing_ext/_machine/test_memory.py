@@ -7,7 +7,7 @@ import unittest
 
 from kit.files import FolderCase
 
-from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse, memory_of
+from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse, memory_of
 from torch_testing_ext.common_utils import run_tests
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"

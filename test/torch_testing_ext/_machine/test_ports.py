@@ -8,7 +8,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from torch_testing_ext import common_utils
-from torch_testing_ext._machine import machine_resources
+from torch_testing_ext._machine import ports
 from torch_testing_ext.common_utils import (
     TestCase,
     find_free_port,
@@ -20,12 +20,12 @@ from torch_testing_ext.common_utils import (
 class TestPorts(TestCase):
     def test_a_leased_port_is_for_one_server(self):
         """A server of torch can listen on it, with either backend, and another process is not given it."""
-        with machine_resources.leased_port() as port:
+        with ports.leased_port() as port:
             for use_libuv in (True, False):
                 store = dist.TCPStore("127.0.0.1", port, 1, True, use_libuv=use_libuv)
                 store.set("key", "value")
                 del store
-            with machine_resources.leased_port() as other:
+            with ports.leased_port() as other:
                 self.assertNotEqual(port, other)
             with socket.socket() as stranger, self.assertRaises(OSError):
                 stranger.bind(("", port))
@@ -88,7 +88,7 @@ class TestPorts(TestCase):
     def test_waiting_leaves_the_random_state_unchanged(self):
         random.seed(3)
         before = random.getstate()
-        machine_resources._jitter.random()
+        ports._jitter.random()
         self.assertEqual(random.getstate(), before)
 
 

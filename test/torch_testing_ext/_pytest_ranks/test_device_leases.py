@@ -17,7 +17,7 @@ from kit.processes import clean_environ, end
 from kit.pytest_runs import PLUGIN, PytestCase, run_pytest
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, DeviceLocks
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER, DeviceLocks
 from torch_testing_ext._pytest_ranks import item_in_parent
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.aspects.devices import variables_of

@@ -15,7 +15,7 @@ from kit.pytest_runs import RUN_TIMEOUT, PytestCase, PytestRun, run_pytest, run_
 from kit.runs import RUN_TEST, run_test
 from kit.warm import run_warm
 
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext.common_utils import run_tests
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kit.processes import ROOT, clean_environ
 from kit.warm import run_cold, run_warm
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.ports import leased_port
 
 PACKAGE = ROOT / "torch_testing_ext"
 PLUGIN = ("-p", "torch_testing_ext.pytest_plugin")

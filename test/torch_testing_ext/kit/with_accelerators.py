@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._process import ends, fork_safety
 from torch_testing_ext._torch.devices import first_accelerator_use
 

@@ -12,7 +12,7 @@ from kit.runs import RunsCase
 from kit.warm import run_warm
 
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._process import file_reads
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import UsageError

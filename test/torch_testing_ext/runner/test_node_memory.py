@@ -39,7 +39,7 @@ class Lean(unittest.TestCase):
 AGENT = """
 import sys
 from pathlib import Path
-from torch_testing_ext._machine.machine_resources import MachineMemory
+from torch_testing_ext._machine.machine_memory import MachineMemory
 from torch_testing_ext._process import sessions
 from torch_testing_ext.runner.cluster import agent
 sessions.exit_now(agent.serve(MachineMemory(Path(sys.argv[1]))))

@@ -13,14 +13,14 @@ from kit.jumping_loop import JumpingLoop
 from kit.runs import RunsCase
 from kit.with_accelerators import environ_of_accelerators
 
-from torch_testing_ext._machine.machine_resources import (
+from torch_testing_ext._machine.device_locks import (
     LEASE_FOLDER,
     LEASED,
     DeviceLocks,
-    UnsafeFolder,
     default_folder,
     leased_by_ancestors,
 )
+from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.runner.engine.other_runs import RESERVE_AFTER, OtherRuns
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import make_inventory

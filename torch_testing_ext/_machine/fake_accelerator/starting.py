@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._process import private_folders
 
 from . import COUNT, LATE_STREAMS, LIBRARY_FOLDER, MASK, MEMORY, MEMORY_FILE, building

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.machine_resources import find_free_port, retry_on_connect_failures
+from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
 
 from .suite_checks import c10d
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._machine import machine_resources
+from torch_testing_ext._machine import machine_memory
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._torch.devices import accelerator_state, build_options
 
@@ -234,7 +234,7 @@ def _has_sufficient_memory(device: str, size: int) -> bool:
     if any(flag(name) for name in sanitizers):
         size *= _SANITIZER_FACTOR
     gc.collect()
-    use = machine_resources.MachineMemory().of_machine()
+    use = machine_memory.MachineMemory().of_machine()
     if use is None:
         raise unittest.SkipTest("the free memory of this system is not known")
     free = use.limit - use.used

@@ -1,7 +1,7 @@
 """Accelerators of a test: leased, so that no other test and no other program has them at the same time.
 
 Marked functions, `spawn` and `run_script` lease them here; torchtest leases for its tests. All use the locks of
-`_machine/machine_resources.py`, in the same folder.
+`_machine/device_locks.py`, in the same folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import device_rules
-from torch_testing_ext._machine.machine_resources import DeviceLocks, lease_folder, leased_by_ancestors
+from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext.launch.attempts import Aspect, DeviceNeed

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from torch_testing_ext._collectives.records.raw_records import unpack_record
-from torch_testing_ext._machine import machine_resources
+from torch_testing_ext._machine import ports
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch.accounts import RankAccount, now
@@ -207,7 +207,7 @@ class Coordinator(threading.Thread):
         # Of an earlier round: late answers have come before the rank's next message.
         self._stacks.clear()
         first = self._round.begun[0]
-        port = self._lease.enter_context(machine_resources.leased_port())
+        port = self._lease.enter_context(ports.leased_port())
         started = Round(self._round.number, first.directory, self.address.host, port, first.sanitize)
         self._tell(self._round.begun, started)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from torch_testing_ext._machine.machine_resources import MachineMemory
+from torch_testing_ext._machine.machine_memory import MachineMemory
 from torch_testing_ext._process import sessions, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.setting_names import LOGS

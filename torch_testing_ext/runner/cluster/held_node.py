@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._machine.machine_resources import all_masks
+from torch_testing_ext._machine.device_masks import all_masks
 from torch_testing_ext._process.channels import socket_pair
 
 from . import node_supervisor, ray_actor

@@ -14,7 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch_testing_ext
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, all_masks
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED
+from torch_testing_ext._machine.device_masks import all_masks
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, RUNNER_PREFIX
 
 from .agent_messages import NodeFacts

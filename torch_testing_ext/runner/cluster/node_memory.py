@@ -7,7 +7,7 @@ process.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._machine.machine_resources import MachineMemory, MemoryUse
+from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext.runner.engine.running_unit import RunningUnit

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch_testing_ext._machine.machine_resources import DeviceLocks
+from torch_testing_ext._machine.device_locks import DeviceLocks
 from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext.runner.events import WaitingForDevices
 from torch_testing_ext.runner.model import Lease

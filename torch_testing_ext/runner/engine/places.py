@@ -8,7 +8,8 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from torch_testing_ext._machine.machine_resources import leased_by_ancestors, leased_for, leased_port
+from torch_testing_ext._machine.device_locks import leased_by_ancestors, leased_for
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.model import Lease, Unit

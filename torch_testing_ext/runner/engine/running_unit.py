@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from torch_testing_ext._machine.machine_resources import memory_of
+from torch_testing_ext._machine.machine_memory import memory_of
 from torch_testing_ext._process import shell_words, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, Timer

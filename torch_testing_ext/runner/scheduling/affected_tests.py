@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._process import file_reads, messages
 from torch_testing_ext._process.project_settings import SETTINGS_FILES
 from torch_testing_ext._process.terminal_variables import is_of_terminal

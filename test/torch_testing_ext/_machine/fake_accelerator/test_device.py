@@ -18,8 +18,8 @@ from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ, end, run_python
 from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
 
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER
 from torch_testing_ext.common_utils import run_tests
 
 pytestmark = pytest.mark.slow

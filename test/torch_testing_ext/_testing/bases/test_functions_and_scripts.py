@@ -20,7 +20,7 @@ from kit.files import subject, write
 from kit.processes import output_of_python
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED
 from torch_testing_ext._process import system
 from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
 from torch_testing_ext._testing.bases import spawned_functions

@@ -17,7 +17,8 @@ from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases,
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators, device_rules, flags
-from torch_testing_ext._machine.machine_resources import LEASE_FOLDER, LEASED, DeviceLocks, MachineMemory, MemoryUse
+from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED, DeviceLocks
+from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
 from torch_testing_ext._testing.marks import (

@@ -9,7 +9,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import environment

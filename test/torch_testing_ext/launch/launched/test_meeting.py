@@ -10,7 +10,7 @@ import unittest
 from unittest import mock
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine.machine_resources import leased_port
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._torch.groups import process_groups
