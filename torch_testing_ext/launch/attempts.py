@@ -196,24 +196,35 @@ class RankAttempt:
         faults: FaultPlan | None = None,
         directory: Path | None = None,
     ):
-        """`directory`: for its files, made by the caller; None makes one. It is removed at the end."""
+        """`directory`: for its files, made by the caller; None makes one when needed. It is removed at the end."""
         self.host = host
         self.plan = plan
         self.settings = settings
         self._aspects = aspects
         self.faults = faults
-        self.directory = directory or start.new_directory(plan.folder or plan.case.name)
+        self._directory = directory
         # The attempt that a test begins with; in a sweep, others follow.
         self.is_first = True
         self.environ: dict[str, str] = dict(plan.environ)
         self.sanitize = Sanitize()
         self.debug_rank = settings.debug_rank
         self.resources = ExitStack()
-        self.resources.callback(self._discard)
         self._is_equipped = False
 
-    def _discard(self) -> None:
-        start.discard(self.directory, of_fault=not self.is_first)
+    @property
+    def directory(self) -> Path:
+        """The folder for the files of the ranks."""
+        if self._directory is None:
+            self._directory = start.new_directory(self.plan.folder or self.plan.case.name)
+        return self._directory
+
+    def close(self) -> None:
+        """Give back what the ranks had, and remove their files."""
+        try:
+            self.resources.close()
+        finally:
+            if self._directory is not None:
+                start.discard(self._directory, of_fault=not self.is_first)
 
     @property
     def timeout(self) -> float | None:

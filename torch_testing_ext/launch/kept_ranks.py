@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch_testing_ext.launch.aspects.leftovers import print_leftovers
 from torch_testing_ext.launch.attempts import RankAttempt, TestPlan
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.jobs import Job, Sanitize
@@ -14,7 +15,6 @@ from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 from . import environment
 from .aspects import ASPECTS
-from .aspects.output import print_leftovers
 from .aspects.sanitizer import SANITIZER
 from .attempts import Host, HostKind
 from .persistent_ranks import PersistentRanks
@@ -68,7 +68,7 @@ class KeptRanks:
             SANITIZER.prepare(ground)
             self.ranks = PersistentRanks(make_job(ground), inherited)
         except BaseException:
-            ground.resources.close()
+            ground.close()
             raise
         self._ground = ground
         return self.ranks.run
@@ -111,4 +111,4 @@ class KeptRanks:
             print_leftovers(name, end.reports)
             return end.verdict(Case(name)).message
         finally:
-            self._ground.resources.close()
+            self._ground.close()

@@ -67,7 +67,7 @@ class Session:
             try:
                 self.host.release(attempt)
             finally:
-                attempt.resources.close()
+                attempt.close()
 
     def _begin(self, faults: FaultPlan | None, directory: Path | None = None, is_first: bool = True) -> None:
         self.close()

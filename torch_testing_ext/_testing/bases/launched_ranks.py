@@ -22,9 +22,9 @@ from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext.launch import rank_collectives, this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of
+from torch_testing_ext.launch.user_warnings import show_to_user
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.launched.member import Member

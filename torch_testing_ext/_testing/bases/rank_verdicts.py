@@ -9,7 +9,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import kept_failures
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
-from torch_testing_ext.launch.aspects.output import show_to_user
+from torch_testing_ext.launch.user_warnings import show_to_user
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

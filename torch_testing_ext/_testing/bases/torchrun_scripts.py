@@ -21,10 +21,10 @@ from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
-from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.probes import Logs, records_of
+from torch_testing_ext.launch.user_warnings import show_to_user
 from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
 
 # Keeps these frames out of tracebacks: the message is complete.

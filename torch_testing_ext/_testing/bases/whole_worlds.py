@@ -47,8 +47,8 @@ from torch_testing_ext._torch.tensors import nested_tensors, tensor_comparison, 
 from torch_testing_ext._torch.torch_frames import program_places
 from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.account_writer import format_error, sites_of, summarize
-from torch_testing_ext.launch.aspects.output import show_to_user
 from torch_testing_ext.launch.fork_server import MANY_RANKS
+from torch_testing_ext.launch.user_warnings import show_to_user
 
 # What a rank that does not communicate must not do: the events of Python, in words.
 _REFUSED = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.attempts import Aspect
+from torch_testing_ext.launch.attempts import Aspect, HostKind
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -15,6 +16,13 @@ class Addresses(Aspect):
     """Leases the ports of a test, and gives its ranks the variables by which they meet."""
 
     name = "addresses"
+    gaps = MappingProxyType(
+        {
+            HostKind.OWN: "the class gives its processes their variables",
+            HostKind.THREADS: "threads share the variables of their process, and meet in its memory",
+            HostKind.WORLD: "the ranks of a world never meet: each has a store of its own",
+        }
+    )
 
     def equip(self, attempt: RankAttempt) -> None:
         plan = attempt.plan

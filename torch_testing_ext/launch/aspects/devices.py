@@ -15,13 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import device_rules
 from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext._process.private_folders import UnsafeFolder
-from torch_testing_ext.launch.attempts import Aspect, DeviceNeed
+from torch_testing_ext.launch.attempts import Aspect, DeviceNeed, HostKind
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -168,6 +169,15 @@ class Devices(Aspect):
     """Leases the accelerators of a test, and hides the others from its ranks."""
 
     name = "devices"
+    gaps = MappingProxyType(
+        {
+            HostKind.FRESH: "torchtest leases for test classes; elsewhere their ranks see all devices",
+            HostKind.OWN: "torchtest leases for test classes; elsewhere their ranks see all devices",
+            HostKind.THREADS: "threads see what their process sees",
+            HostKind.LAUNCHED: "the launcher has given each process its devices",
+            HostKind.WORLD: "ranks that do not communicate run on the CPU",
+        }
+    )
 
     def equip(self, attempt: RankAttempt) -> None:
         leased = variables_of(attempt.plan.devices, attempt.settings.fake_devices)

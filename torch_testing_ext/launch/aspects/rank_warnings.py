@@ -10,11 +10,12 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
-from torch_testing_ext.launch.attempts import Aspect, RanksEnd
+from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
 from torch_testing_ext.launch.verdict import Outcome, RankReport
 
 if TYPE_CHECKING:
@@ -121,6 +122,15 @@ class RankWarnings(Aspect):
     """Raises the warnings of ranks once more, where the test is waited for."""
 
     name = "warnings"
+    gaps = MappingProxyType(
+        {
+            HostKind.OWN: "such a rank has no account: its warnings are in its output",
+            HostKind.THREADS: "threads warn in the process of the test itself",
+            HostKind.SCRIPT: "the warnings of a script are in its output",
+            HostKind.TORCHRUN: "the warnings of a script are in its output",
+            HostKind.WORLD: "the warnings of a rank of a world are in its output",
+        }
+    )
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
         if attempt.is_first:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
 from torch_testing_ext._process import notes
 from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.aspects.output import say_once, show_to_user
 from torch_testing_ext.launch.attempts import Aspect, HostKind
 from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.user_warnings import say_once, show_to_user
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -69,8 +69,8 @@ class Sanitizer(Aspect):
 
     gaps = MappingProxyType(
         {
-            HostKind.TORCHRUN: "torchrun starts them, with one seed of hashes: they are not checked for hash",
-            HostKind.THREADS: "they share the hash seed of their interpreter, and torch's hooks of optimizers",
+            HostKind.OWN: "such a rank has no log: its exit code says how its test ended",
+            HostKind.WORLD: "the rules of whole worlds check the calls of all ranks instead",
         }
     )
 

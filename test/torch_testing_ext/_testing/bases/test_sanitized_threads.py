@@ -19,7 +19,7 @@ from torch_testing_ext.common_distributed import (
     spawn_threads_and_init_comms,
 )
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.aspects import output
+from torch_testing_ext.launch import user_warnings
 from torch_testing_ext.runner.events import RunBegan
 from torch_testing_ext.runner.report.console import opening
 
@@ -131,7 +131,7 @@ class Decorated(unittest.TestCase):
 class SanitizedThreadsTest(unittest.TestCase):
     def run_one(self, test):
         result, said = AccountsResult(), io.StringIO()
-        output.say_once.cache_clear()
+        user_warnings.say_once.cache_clear()
         with contextlib.redirect_stderr(said):
             test.run(result)
         return [text for _, text in result.errors + result.failures], said.getvalue()

@@ -16,7 +16,7 @@ from kit.processes import wait_until_gone
 
 from torch_testing_ext._testing.bases import rank_verdicts, torchrun_scripts
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.aspects import output
+from torch_testing_ext.launch import user_warnings
 from torch_testing_ext.ranks import run_script
 
 HEAD = """
@@ -68,7 +68,7 @@ class UnderTorchrunTest(unittest.TestCase):
             script = Path(os.path.realpath(folder), "train.py")
             script.write_text(source)
             script.with_name("beside.py").touch()
-            output.say_once.cache_clear()
+            user_warnings.say_once.cache_clear()
             said = io.StringIO()
             with (
                 mock.patch.dict(os.environ, TORCH_TESTING_EXT_SANITIZE=sanitize),

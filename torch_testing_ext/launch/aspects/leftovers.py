@@ -1,25 +1,17 @@
-"""Output: what is said of ranks that have passed."""
+"""Leftovers: the processes that the ranks of a test have left running."""
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
-import warnings
 from collections.abc import Iterable
-from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._process.notes import warn_user
-from torch_testing_ext.launch.attempts import Aspect, RanksEnd
+from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
 from torch_testing_ext.launch.verdict import Outcome, RankReport
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
-
-
-class RankWarning(UserWarning):
-    """Something to know although the test passes."""
 
 
 def print_leftovers(name: str, reports: Iterable[RankReport]) -> None:
@@ -30,22 +22,19 @@ def print_leftovers(name: str, reports: Iterable[RankReport]) -> None:
             print(f"{name}: rank {report.rank} left running (now terminated): {left}", file=sys.stderr)
 
 
-def show_to_user(text: str) -> None:
-    """Warn the user; in pytest, which hides what a test that passes prints, by a warning of Python's, too."""
-    warn_user(text)
-    if "_pytest" in sys.modules and "PYTEST_CURRENT_TEST" in os.environ:
-        # A filter that makes warnings errors means those of the test.
-        with suppress(RankWarning):
-            warnings.warn_explicit(text, RankWarning, "torch_testing_ext", 1)
-
-
-say_once = functools.cache(show_to_user)
-
-
-class RankOutput(Aspect):
+class Leftovers(Aspect):
     """Names what the ranks of a test that passed have left running."""
 
-    name = "output"
+    name = "leftovers"
+    gaps = MappingProxyType(
+        {
+            HostKind.OWN: "processes that the class has started are no children of ours",
+            HostKind.THREADS: "what a thread starts belongs to the process of all",
+            HostKind.TORCHRUN: "torchrun starts the ranks, and says nothing of what they leave",
+            HostKind.LAUNCHED: "the launcher starts the ranks, and says nothing of what they leave",
+            HostKind.WORLD: "processes that a rank of a world leaves are ended without a word",
+        }
+    )
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
         if attempt.is_first and end.verdict.outcome is Outcome.PASSED:
@@ -53,4 +42,4 @@ class RankOutput(Aspect):
         return end
 
 
-OUTPUT = RankOutput()
+LEFTOVERS = Leftovers()
