@@ -144,7 +144,7 @@ def __getattr__(name: str) -> _typing.Any:
 
         return threaded_group.ProcessLocalGroup
     if name.startswith("DynamoDistributed"):
-        from torch_testing_ext._testing.bases import distributed_bases
+        from torch_testing_ext._testing.bases import dynamo_bases
 
-        return getattr(distributed_bases, name)
+        return getattr(dynamo_bases, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -390,13 +390,13 @@ def pytest_runtest_setup(item: Any) -> None:
         if is_in_world:
             _require_ranks(item)
         return
-    from torch_testing_ext._pytest_ranks import marks
+    from torch_testing_ext._pytest_ranks import marks, refusals
 
     why = marks.read_marks(item)
     if why:
-        from torch_testing_ext._pytest_ranks import marks
+        from torch_testing_ext._pytest_ranks import marks, refusals
 
-        marks.note_refusal(item, why)
+        refusals.note_refusal(item, why)
     of_standalone = item.stash.get(marks.STANDALONE, None)
     spec = item.stash.get(marks.SPEC, None)
     if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
@@ -433,9 +433,9 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     error = call.excinfo.value if call.excinfo is not None else None
     concerns_us = getattr(error, "is_refusal", False) or _concerns_us(item)
     if call.when != "teardown" and (report.passed or error is not None) and concerns_us:
-        from torch_testing_ext._pytest_ranks import marks
+        from torch_testing_ext._pytest_ranks import marks, refusals
 
-        marks.report_refusal(report, error, item)
+        refusals.report_refusal(report, error, item)
         if call.when == "call":
             report.place_of_ranks = item.stash.get(marks.PLACE, "")
     launch = sys.modules.get("torch_testing_ext.launch")

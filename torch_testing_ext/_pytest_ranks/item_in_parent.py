@@ -23,6 +23,16 @@ from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.terminal import UserTerminal
+from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals
+from torch_testing_ext._pytest_ranks.marks import (
+    COMMAND,
+    PLACE,
+    SHOW_COMMAND,
+    RankSpec,
+    plan_of_run,
+    rank_side,
+    scope_node,
+)
 from torch_testing_ext._testing.bases import invocation, launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
@@ -33,8 +43,6 @@ from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, Proces
 from torch_testing_ext.launch.kept_ranks import KeptRanks
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
-from . import item_in_rank, pytest_internals
-from .marks import COMMAND, PLACE, SHOW_COMMAND, RankSpec, plan_of_run, rank_side, scope_node
 from .reports import LONGEST_SECTION
 
 # Keeps these frames out of pytest's tracebacks.
@@ -112,7 +120,7 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     host = MarkedRanks(item, spec) if spec.scope == "function" else SharedRanks(item, spec)
     if launch.this_launch() is None and environment.read_settings().world is None:
-        item_in_rank.skip_verdicts(item.config)
+        debugger_of_rank.skip_verdicts(item.config)
         # Here, once: each rank would do it by itself.
         for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
             importlib.import_module(name)
@@ -164,7 +172,7 @@ class MarkedRanks(_OfItem, ProcessHost):
 
     def start(self, attempt: RankAttempt) -> None:
         config = self.item.config
-        rank = item_in_rank.rank_with_terminal(config, attempt.debug_rank, self.spec.world_size)
+        rank = debugger_of_rank.rank_with_terminal(config, attempt.debug_rank, self.spec.world_size)
         attempt.debug_rank = self._debug_rank = rank
         terminal = pytest_internals.live_terminal(config)
         if terminal is not None:

@@ -1,4 +1,4 @@
-"""The rank's side of a marked test: set-up, dist_env, debugger, report."""
+"""The rank's side of a marked test: it finishes the set-up, runs the test, and accounts for how it ended."""
 
 from __future__ import annotations
 
@@ -11,176 +11,25 @@ import os
 import sys
 import traceback
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import locks, messages
-from torch_testing_ext._testing.bases import rank_accounts, shared_devices
+from torch_testing_ext._pytest_ranks import pytest_internals, reports
+from torch_testing_ext._pytest_ranks.debugger_of_rank import look_at, never_ask
+from torch_testing_ext._pytest_ranks.dist_env import DistEnv, RankEnv, open_dist_env
+from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, read_marks
+from torch_testing_ext._pytest_ranks.reports import Ending
+from torch_testing_ext._testing.bases import rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._torch.groups import collective_errors
-from torch_testing_ext.launch import environment
 from torch_testing_ext.launch.aspects import rank_warnings
-
-from . import pytest_internals, reports
-from .marks import DIST_ENV, RANKS, RankSpec, read_marks
-from .reports import Ending
-
-# --------------------------------------------------------------------------------------------------------------------
-# --pdb and --trace for tests that run in ranks: one rank has the terminal, and its own debugger.
-
-
-def rank_with_terminal(config: Any, from_environment: int | None, world_size: int) -> int | None:
-    """The rank that has the terminal, if any. --pdb and --trace need one."""
-    chosen = config.getoption("debug_rank", None)
-    if chosen is None:
-        chosen = from_environment
-    if chosen is None:
-        needs_one = config.getoption("usepdb", False) or config.getoption("trace", False)
-        chosen = 0 if needs_one else None
-    if chosen is None or chosen >= world_size:
-        return None
-    return int(chosen)
-
-
-def skip_verdicts(config: Any) -> None:
-    """Let --pdb not stop in the parent at a verdict on ranks, whose processes have ended."""
-    plugin = config.pluginmanager.get_plugin(pytest_internals.DEBUGGER)
-    if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
-        config.pluginmanager.unregister(plugin)
-        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), pytest_internals.DEBUGGER)
-
-
-class _OnlyOutsideOfRanks:
-    """The plugin for --pdb, but not for verdicts."""
-
-    def __init__(self, plugin: Any):
-        self._plugin = plugin
-
-    def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        if not isinstance(getattr(call.excinfo.value, "outcome", None), launch.Outcome):
-            self._plugin.pytest_exception_interact(node, call, report)
-
-    def pytest_internalerror(self, excinfo: Any) -> None:
-        self._plugin.pytest_internalerror(excinfo)
-
-
-def never_ask(config: Any) -> None:
-    """Take the debugger of --trace out of a rank without the terminal."""
-    plugin = config.pluginmanager.get_plugin(pytest_internals.TRACE)
-    if plugin is not None:
-        config.pluginmanager.unregister(plugin)
-
-
-def look_at(item: Any, error: BaseException) -> bool:
-    """Let the user look at an error where it was raised, with --pdb and in the rank with the terminal.
-
-    Returns whether the user has quit, which ends the session.
-    """
-    if not item.config.getoption("usepdb", False):
-        return False
-    excinfo = pytest.ExceptionInfo.from_exception(error)
-    call: Any = pytest.CallInfo.from_call(lambda: None, "call")
-    call.excinfo = excinfo
-    report = item.ihook.pytest_runtest_makereport(item=item, call=call)
-    if report.failed:
-        try:
-            pytest_internals.enter_debugger(item, excinfo, report)
-        except pytest.exit.Exception:
-            return True
-    return False
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The value of the fixture `dist_env`: this rank, its device, and the process group.
-
-_FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
-
-
-@dataclass(frozen=True)
-class RankEnv:
-    """One rank of a test, with no process group."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    device: torch.device
-    # The number that the test has leased.
-    devices: int = field(repr=False)
-
-    @classmethod
-    def of(cls, spec: RankSpec, rank: int) -> RankEnv:
-        """Choose the device of this rank."""
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        device = torch.device("cpu")
-        if spec.devices and not environment.read_settings().fake_devices:
-            accelerator = torch.accelerator.current_accelerator()
-            assert accelerator is not None, "the parent has counted accelerators"
-            device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-            torch.accelerator.set_device_index(device.index)
-        return cls(rank, spec.world_size, local_rank, device, spec.devices)
-
-
-@dataclass(frozen=True)
-class DistEnv(RankEnv):
-    """One rank of a test, and the process group over all of them, which exists already."""
-
-    backend: str
-    group: Any = field(repr=False)
-    # The rendezvous of the group.
-    store: Any = field(repr=False)
-
-
-def open_dist_env(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
-    """Choose the device of this rank and make the group, which the rank destroys when it ends."""
-    rank_env = RankEnv.of(spec, rank)
-    store = None
-    if spec.init is None:
-        store = _FileStore(str(directory / "store"), spec.world_size)
-        backend = spec.backend or _backend_for(rank_env.device, spec)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
-    else:
-        backend = _make_by(spec.init, rank_env)
-    env = DistEnv(**vars(rank_env), backend=backend, group=dist.group.WORLD, store=store)
-    yield env
-    # The group ends with the test.
-    vars(env).update(group=None, store=None)
-
-
-def _make_by(init: Callable[..., object], rank_env: RankEnv) -> str:
-    """Let a function of the project make the group. It gets the rank if it requires an argument."""
-    parameters = inspect.signature(init).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    positional = [parameter for parameter in parameters if parameter.kind in kinds]
-    if any(parameter.default is inspect.Parameter.empty for parameter in positional):
-        init(rank_env)
-    else:
-        init()
-    if not dist.is_initialized():
-        raise RuntimeError(f"{getattr(init, '__qualname__', init)}, the init of the mark, made no process group")
-    return str(dist.get_backend())
-
-
-def _backend_for(device: torch.device, spec: RankSpec) -> str:
-    """Choose the accelerator's backend if each rank has a device of its own; two ranks on one device need gloo."""
-    if spec.devices < spec.world_size or device.type == "cpu":
-        return "gloo"
-    return shared_devices.backend_of(device.type, spec.world_size)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The rank's side of a marked test: it finishes the set-up, runs the test, and accounts for how it ended.
-#
-# A rank is forked when the test is about to be called. It has everything that was set up by then, the collected items
-# and pytest's plugins among it. These judge the test in the rank as they would without ranks: a plugin that fails a
-# test which has not raised fails the rank.
 
 
 class PartFailed(AssertionError):
@@ -444,9 +293,6 @@ def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) 
 LEFT_OUT: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 
 
-# -- how it ended
-
-
 def _account_for(item: Any, error: BaseException, account: launch.AccountWriter, within: str = "") -> None:
     """Account for an error as pytest would show it. `within`: the part of the test that raised it, as a prefix."""
     if isinstance(error, (pytest.skip.Exception, unittest.SkipTest)) and not within:
@@ -468,9 +314,6 @@ def on_report(report: Any) -> None:
     """Fail a rank by a report that a part of the test makes of its own, since nothing here collects it."""
     if report.failed:
         raise PartFailed(report)
-
-
-# -- output
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""The mark world_size: what it accepts and what it refuses.
-
-Imports no torch.
-"""
+"""The mark `world_size`: what it accepts, and which marked tests are refused when they would run. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ import inspect
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 
 from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions, is_of_unittest
 from torch_testing_ext._testing.marks.settings_of_tests import (
     checked_devices,
     devices_for,
@@ -23,31 +21,51 @@ from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.aspects.faults import OWN_FAULTS, plan_on, say_not_swept, sweep_of_run
 from torch_testing_ext.launch.environment import too_many
 
-from .pytest_internals import fixture_definitions, is_of_unittest
-
-# --------------------------------------------------------------------------------------------------------------------
-# The mark `world_size`: what it accepts, and which marked tests are refused when they would run. Imports no torch.
-
 NAME = "world_size"
+
+
 _STANDALONE = "standalone"
+
+
 FAULTS = "faults"
+
+
 _OURS = (NAME, _STANDALONE, FAULTS)
+
+
 DIST_ENV = "dist_env"
+
+
 RANKS = "ranks"
+
+
 # The module of our fixtures; nothing here depends on it.
 PLUGIN = f"{__name__.partition('.')[0]}.pytest_plugin"
+
+
 SIGNATURE = (
     "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function')"
 )
+
+
 # The name of the parameter by which a list of sizes becomes several tests.
 PARAMETER = "_world_size_of_mark"
+
+
 # Fixtures that observe what the test itself does: they are set up in the ranks, too.
 OBSERVERS = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "recwarn")
 
+
 # The fixtures that are set up in ranks by themselves, not because they need another one.
 _OF_RANKS = frozenset((DIST_ENV, RANKS, *OBSERVERS))
+
+
 _KEYWORDS = ("backend", "devices", "init", "isolated", "scope", "timeout")
+
+
 _SCOPES = ("function", "class", "module", "package", "session")
+
+
 # Of these, the ones that ranks can have, too.
 _SCOPES_OF_RANKS = _SCOPES[:3]
 
@@ -93,14 +111,28 @@ class Standalone:
 
 
 STANDALONE: pytest.StashKey[Standalone] = pytest.StashKey()
+
+
 SPEC: pytest.StashKey[RankSpec] = pytest.StashKey()
+
+
 # The marks of ours that were read, and what was wrong with them.
 _Marks = tuple[pytest.Mark, ...]
+
+
 _READ: pytest.StashKey[_Marks] = pytest.StashKey()
+
+
 _FAULT: pytest.StashKey[str] = pytest.StashKey()
+
+
 # The command of the runner that runs the test alone, if the runner runs it.
 COMMAND: pytest.StashKey[str] = pytest.StashKey()
+
+
 SHOW_COMMAND: pytest.StashKey[str] = pytest.StashKey()
+
+
 # What the ranks of the test use, in words: the CPU, or devices.
 PLACE: pytest.StashKey[str] = pytest.StashKey()
 
@@ -299,9 +331,6 @@ def _check_function(item: pytest.Function) -> None:
         raise BadMark(f"{item.cls.__name__} already runs its tests in ranks. Remove the mark, or use a plain class")
 
 
-# -- fixtures
-
-
 def rank_side(item: pytest.Function, spec: RankSpec | None = None) -> frozenset[str]:
     """The fixtures of a test that are set up in the ranks: dist_env, what observes the test, and what needs these.
 
@@ -409,9 +438,6 @@ def _need_of(name: str, definitions: dict[str, tuple[Any, ...]]) -> str:
     return DIST_ENV
 
 
-# -- reading
-
-
 def marks_of(item: Any) -> _Marks:
     """The marks of a test that are ours."""
     return tuple(mark for mark in item.iter_markers() if mark.name in _OURS)
@@ -481,47 +507,3 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
     if mark.args or mark.kwargs.keys() - {"timeout"}:
         raise BadMark("its only argument is timeout=SECONDS")
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Refusals: a marked test that cannot run as it is fails when it would run, and says why once for all parameters.
-
-# The refusals so far, each by its text, with the test that shows it.
-_SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
-
-
-class Refused(Exception):
-    """A test is not run, since it cannot run as it is."""
-
-    is_refusal = True
-
-
-def note_refusal(item: Any, why: str) -> NoReturn:
-    raise Refused(f"{_without_parameters(item)}: {why}")
-
-
-def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
-    """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
-    if isinstance(error, Refused):
-        text = str(error)
-    elif not made.passed or were_read(item):
-        return
-    else:
-        during = "its set-up" if made.when == "setup" else "its call"
-        text = (
-            f"{_without_parameters(item)}: @pytest.mark.{NAME} or standalone was added during {during}, which is "
-            f"too late. Add it in pytest_collection_modifyitems or in pytest_runtest_setup"
-        )
-    made.outcome, made.longrepr = "failed", text
-    # A refusal is not what was expected to fail.
-    vars(made).pop("wasxfail", None)
-    shown = item.config.stash.setdefault(_SHOWN, {})
-    first = shown.setdefault(text, item.nodeid)
-    made.is_refused_again = first != item.nodeid
-
-
-def _without_parameters(item: Any) -> str:
-    """The node id of a test, the same for all of its parameters."""
-    place = item.nodeid.removesuffix(item.name)
-    name = getattr(item, "originalname", None) or item.name
-    return f"{place}{name}"

@@ -22,13 +22,13 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import messages, notes, system
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.running_coverage import current_coverage
+from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
-from torch_testing_ext._testing.bases.invocation import run_limited
+from torch_testing_ext._testing.bases.limited_commands import run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext.launch.aspects import rank_warnings
 
 from . import pytest_internals
-from .marks import SPEC
 from .reports import LONGEST_SECTION, Ending, TestReports
 from .standalone_process import PROCESS, FromStandalone, StandaloneTest
 

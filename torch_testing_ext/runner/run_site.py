@@ -30,7 +30,7 @@ from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
-from torch_testing_ext.runner.warm import WarmServer, find_server, stop_servers
+from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server, stop_servers
 
 from .events import Importing, Reporter, Warned
 from .model import RunHeader

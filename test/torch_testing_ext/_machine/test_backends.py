@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from torch_testing_ext import common_distributed
 from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._testing.bases import distributed_bases
+from torch_testing_ext._testing.bases import sharded_tensor_base
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks.needs import needs_of
 from torch_testing_ext._testing.sharded import fsdp_devices
@@ -119,9 +119,9 @@ class TestNames(unittest.TestCase):
     def test_sharded_tensor(self):
         """Covered on a GPU by the check `devices-bound`."""
         with two_devices():
-            self.assertEqual([True] * 4, [distributed_bases._is_usable(name, 2) for name in device_rules.NCCL])
-            self.assertFalse(distributed_bases._is_usable("nccl", 3))
-            self.assertFalse(distributed_bases._is_usable("mpi", 2))
+            self.assertEqual([True] * 4, [sharded_tensor_base._is_usable(name, 2) for name in device_rules.NCCL])
+            self.assertFalse(sharded_tensor_base._is_usable("nccl", 3))
+            self.assertFalse(sharded_tensor_base._is_usable("mpi", 2))
 
 
 if __name__ == "__main__":

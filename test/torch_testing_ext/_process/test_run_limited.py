@@ -6,7 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from torch_testing_ext._testing.bases.invocation import CommandEnd, Process, run_limited
+from torch_testing_ext._testing.bases.limited_commands import CommandEnd, Process, run_limited
 
 
 class TestRunLimited(unittest.TestCase):

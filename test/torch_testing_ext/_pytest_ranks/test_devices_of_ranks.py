@@ -17,7 +17,7 @@ from kit.pytest_runs import PytestCase, run_pytest
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process.project_settings import AUTO, CPU, DEVICES_OF_RUN, default_devices
-from torch_testing_ext._pytest_ranks import item_in_parent, item_in_rank
+from torch_testing_ext._pytest_ranks import dist_env, item_in_parent
 from torch_testing_ext._pytest_ranks.marks import BadMark, spec_for
 from torch_testing_ext._testing.bases import launched_ranks
 from torch_testing_ext.common_utils import run_tests
@@ -75,9 +75,9 @@ class MarkTest(unittest.TestCase):
         for available, device, backend in ((2, "cuda:1", "nccl"), (1, "cpu", "gloo")):
             with mock.patch.multiple(torch.accelerator, **of_cuda), mock.patch.dict(os.environ, nothing):
                 here = spec.on(available)
-                rank_env = item_in_rank.RankEnv.of(here, 1)
+                rank_env = dist_env.RankEnv.of(here, 1)
                 self.assertEqual(rank_env.device, torch.device(device))
-                self.assertEqual(item_in_rank._backend_for(rank_env.device, here), backend)
+                self.assertEqual(dist_env._backend_for(rank_env.device, here), backend)
 
     def test_a_wrong_value(self) -> None:
         with self.assertRaisesRegex(BadMark, "devices is 'cuda'; it must be 'auto', or a number of accelerators"):

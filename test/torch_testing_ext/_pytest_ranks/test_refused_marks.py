@@ -125,7 +125,7 @@ import sys
 
 def test_plain():
     ours = [name for name in sys.modules if name.startswith("torch_testing_ext.")]
-    light = ["early_threads", "launcher_variables", "notes", "words", "terminal"]
+    light = ["early_threads", "launcher_variables", "notes", "setting_names", "words", "terminal"]
     assert ours == [
         "torch_testing_ext._process",
         *[f"torch_testing_ext._process.{name}" for name in light],

@@ -12,6 +12,7 @@ from pathlib import Path
 from kit.files import FolderCase
 
 from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.setting_names import PREFIX
 from torch_testing_ext.launch import environment
 from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.options import (
@@ -29,7 +30,6 @@ from torch_testing_ext.runner.options import (
     Warm,
 )
 from torch_testing_ext.runner.options.commands import COMMANDS
-from torch_testing_ext.runner.options.layers import PREFIX
 from torch_testing_ext.runner.options.names import setting_name
 from torch_testing_ext.runner.options.sources import read_options, show_options
 

@@ -10,8 +10,8 @@ from unittest.mock import patch
 from kit.files import subject
 
 from torch_testing_ext._process.importing import import_file
-from torch_testing_ext._testing.bases import unittest_and_pytest
-from torch_testing_ext._testing.bases.unittest_and_pytest import pytest_style_tests
+from torch_testing_ext._testing.bases import tests_for_pytest
+from torch_testing_ext._testing.bases.tests_for_pytest import pytest_style_tests
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 
 HELPERS = subject(__file__, "helpers_of_pytest_style.py")
@@ -124,8 +124,8 @@ class PytestStyleTest(unittest.TestCase):
         ):
             with self.subTest(source=source):
                 file.write_text(source)
-                self.assertIs(unittest_and_pytest.looks_like_pytest(str(file)), expected)
-        self.assertFalse(unittest_and_pytest.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
+                self.assertIs(tests_for_pytest.looks_like_pytest(str(file)), expected)
+        self.assertFalse(tests_for_pytest.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
 
     def test_no_name_stands_for_two_tests(self):
         """A test of unittest that is hidden by a name for pytest must not be lost."""
@@ -139,7 +139,7 @@ class PytestStyleTest(unittest.TestCase):
         )
         path, argv = list(sys.path), list(sys.argv)
         try:
-            with patch.object(unittest_and_pytest, "is_installed", return_value=False):
+            with patch.object(tests_for_pytest, "is_installed", return_value=False):
                 loaded = LoadedFile.load(str(file))
         finally:
             sys.path[:], sys.argv[:] = path, argv

@@ -2,7 +2,7 @@
 
 import functools
 
-from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
+from torch_testing_ext._testing.bases.source_facts import facts_of
 from torch_testing_ext._torch.compiler_state import DYNAMO, INDUCTOR
 
 

@@ -1,23 +1,22 @@
-"""Commands: the one that runs a test again, as the tests of this process were invoked, and any with a time limit.
+"""The command that runs a test again, as the tests of this process were invoked.
 
 A module that runs tests in another way (upstream's drop-in) sets the variables before it imports the tests.
 """
 
 import os
-import subprocess
 import sys
 import unittest
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.source_files import source_file
 
 # Between `python` and the file.
 python_arguments: list[str] = []
+
+
 # Between `pytest` and the test.
 pytest_arguments: list[str] = []
 
@@ -65,53 +64,3 @@ def command_of(test: unittest.TestCase, result: Any) -> str:
     # unittest found it from another folder: from this one, the module cannot be imported by its name.
     folder, base = os.path.split(file)
     return user_commands.command("-m", "unittest", "discover", "-s", folder or ".", "-p", base, "-k", f"*.{name}")
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# A command with a time limit, in a session of its own, whose output goes to a file.
-#
-# `subprocess.run(timeout=...)` kills the command alone: what it has started goes on, and nobody sees why it was late.
-# Commands that answer at once and start nothing, such as git, are run by that all the same.
-
-Process = subprocess.Popen[bytes]
-
-
-class CommandEnd(NamedTuple):
-    """The end of a command."""
-
-    code: int | None  # None: we ended it
-    how: str  # in words
-
-
-def run_limited(
-    command: Sequence[str],
-    limit: float,
-    environ: Mapping[str, str],
-    log: IO[Any] | None,
-    end: Callable[[Process], None],
-    at_limit: Callable[[Process], None] | None = None,
-    cwd: Path | None = None,
-) -> CommandEnd:
-    """Run a command until it ends, or for `limit` seconds.
-
-    log: a file for its output, or None to print it. end: ends what is left of the command and its processes; it is
-    called in any case, also if this process is interrupted. at_limit: is called before, if the command was late.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    try:
-        code = process.wait(limit)
-        return CommandEnd(code, describe_exit(code))
-    except subprocess.TimeoutExpired:
-        if at_limit is not None:
-            at_limit(process)
-        return CommandEnd(None, f"was terminated after {limit:.1f} s, its time limit")
-    finally:
-        end(process)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch_testing_ext import launch
 from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import ranked_test_case
+from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure, raise_verdict
 from torch_testing_ext._testing.bases.ranked_test_case import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
@@ -27,8 +28,6 @@ from torch_testing_ext.launch import session
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, TestPlan
 from torch_testing_ext.launch.session import Session
 from torch_testing_ext.launch.watching.evidence import RankEvidence
-
-from .invocation import case_of
 
 if TYPE_CHECKING:
     from .threaded_ranks import ExcInfo, RankThreads

@@ -16,10 +16,15 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import shell_words, signals, user_commands
+from torch_testing_ext._testing.bases import invocation
+from torch_testing_ext._testing.bases.fixture_suites import FixtureSuite
+from torch_testing_ext._testing.bases.tests_for_pytest import (
+    PytestStyleTest,
+    if_no_test,
+    pytest_style_tests,
+    why_not_run,
+)
 from torch_testing_ext._torch import imported_garbage
-
-from . import invocation
-from .unittest_and_pytest import FixtureSuite, PytestStyleTest, if_no_test, pytest_style_tests, why_not_run
 
 # Keeps these frames out of unittest's tracebacks.
 __unittest = True

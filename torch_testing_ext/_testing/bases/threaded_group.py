@@ -1,14 +1,13 @@
-"""The process group of ranks that are threads, and its collectives."""
+"""Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import ReduceOp
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import (
@@ -37,198 +34,27 @@ from torch_testing_ext.launch import Cause
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.sanitizer.thread_waits import ThreadWaits
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The effect of each collective on the tensors of all ranks, once they are in one place. Pure, except for the outputs.
-#
-# `arguments[rank]` is what that rank passed to the collective. Results are written through `detach()`: c10d does not
-# record its writes in autograd either.
-
-_Reduction = Callable[[list[Tensor]], Tensor]
-
-
-def _stacked(reduce: Callable[[Tensor], Tensor]) -> _Reduction:
-    return lambda tensors: reduce(torch.stack(tensors))
-
-
-def _pairwise(reduce: Callable[[Tensor, Tensor], Tensor]) -> _Reduction:
-    return lambda tensors: functools.reduce(reduce, tensors)
-
-
-_REDUCTIONS: dict[Any, _Reduction] = {
-    ReduceOp.SUM: _stacked(lambda stack: stack.sum(0)),
-    ReduceOp.AVG: _stacked(lambda stack: stack.mean(0)),
-    ReduceOp.PRODUCT: _stacked(lambda stack: stack.prod(0)),
-    ReduceOp.MIN: _stacked(lambda stack: stack.amin(0)),
-    ReduceOp.MAX: _stacked(lambda stack: stack.amax(0)),
-    ReduceOp.BAND: _pairwise(torch.bitwise_and),
-    ReduceOp.BOR: _pairwise(torch.bitwise_or),
-    ReduceOp.BXOR: _pairwise(torch.bitwise_xor),
-}
-
-
-def _reduced(tensors: Sequence[Tensor], op: Any) -> Tensor:
-    """Reduce on the device of the first tensor."""
-    kind = getattr(op, "op", op)
-    device = tensors[0].device
-    on_device = [tensor.detach().to(device) for tensor in tensors]
-    if kind == ReduceOp.PREMUL_SUM:
-        scaled = [tensor * op.factor for tensor in on_device]
-        return torch.stack(scaled).sum(0)
-    if kind not in _REDUCTIONS:
-        known = ", ".join(str(known) for known in _REDUCTIONS)
-        raise NotImplementedError(f"threads cannot reduce by {kind}, only by {known}")
-    return _REDUCTIONS[kind](on_device)
-
-
-def _write(output: Tensor, source: Tensor) -> None:
-    # Not copy_ alone, which would silently broadcast to an output of another size.
-    output.detach().copy_(source.detach().reshape(output.shape))
-
-
-def all_reduce(arguments: list[list[Tensor]], op: Any) -> None:
-    for tensors in zip(*arguments, strict=True):
-        result = _reduced(tensors, op)
-        for tensor in tensors:
-            _write(tensor, result)
-
-
-def reduce(arguments: list[list[Tensor]], op: Any, root: int) -> None:
-    for tensors in zip(*arguments, strict=True):
-        result = _reduced(tensors, op)
-        _write(tensors[root], result)
-
-
-def broadcast(arguments: list[list[Tensor]], root: int) -> None:
-    for tensors in zip(*arguments, strict=True):
-        source = tensors[root]
-        for tensor in tensors:
-            if tensor is not source:
-                _write(tensor, source)
-
-
-def all_gather(arguments: list[tuple[list[Tensor], Tensor]]) -> None:
-    """A rank passes an output for each rank's tensor, and its own tensor."""
-    for outputs, _ in arguments:
-        for output, (_, tensor) in zip(outputs, arguments, strict=True):
-            _write(output, tensor)
-
-
-def gather(arguments: list[tuple[list[Tensor], Tensor]], root: int) -> None:
-    """A rank passes outputs (at the root only) and its own tensor."""
-    outputs, _ = arguments[root]
-    for output, (_, tensor) in zip(outputs, arguments, strict=True):
-        _write(output, tensor)
-
-
-def scatter(arguments: list[tuple[Tensor, list[Tensor]]], root: int) -> None:
-    """A rank passes its output, and a tensor for each rank (at the root only)."""
-    _, tensors = arguments[root]
-    for (output, _), tensor in zip(arguments, tensors, strict=True):
-        _write(output, tensor)
-
-
-def reduce_scatter(arguments: list[tuple[Tensor, list[Tensor]]], op: Any) -> None:
-    """A rank passes its output, and a tensor for each rank."""
-    outputs = [output for output, _ in arguments]
-    inputs = [tensors for _, tensors in arguments]
-    # Compute all results first: an output may be part of an input.
-    results = [_reduced(tensors, op) for tensors in zip(*inputs, strict=True)]
-    for output, result in zip(outputs, results, strict=True):
-        _write(output, result)
-
-
-def all_to_all(arguments: list[tuple[list[Tensor], list[Tensor]]]) -> None:
-    """A rank passes an output for each rank's tensor, and a tensor for each rank."""
-    for receiver, (outputs, _) in enumerate(arguments):
-        for output, (_, tensors) in zip(outputs, arguments, strict=True):
-            _write(output, tensors[receiver])
-
-
-def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> list[Tensor]:
-    """Split a buffer along dim 0 into one part for each rank: of these sizes, or of equal ones."""
-    # `split` is untyped in torch.
-    flat: Any = tensor.detach()
-    parts = [] if sizes is None else [int(size) for size in sizes]
-    if parts:
-        return list(flat.split(parts))
-    return list(flat.tensor_split(count))
-
-
-# -- the arguments of a collective in threads: `(outputs, inputs)`, or the tensors of one that works in place
-
-
-@dataclass(frozen=True)
-class SanitizedOptions:
-    """Further properties in which the ranks must agree in a sanitized collective.
-
-    `exchange`: of an all_to_all, the elements to and from each member.
-    """
-
-    op: str | None = None
-    root: int | None = None
-    exchange: tuple[tuple[int, ...], ...] | None = None
-
-    def details(self) -> tuple[str, ...]:
-        """The operation and the root in words."""
-        details = []
-        if self.op:
-            details.append(self.op)
-        if self.root is not None:
-            details.append(f"root {self.root}")
-        return tuple(details)
-
-
-def sanitized_options(kind: str, arguments: Any, options: Mapping[str, Any]) -> SanitizedOptions:
-    exchange = None
-    if kind == "all_to_all":
-        outputs, inputs = arguments
-        exchange = tuple(tuple(tensor.numel() for tensor in side) for side in (inputs, outputs))
-    return SanitizedOptions(name_of_op(options), options.get("root"), exchange)
-
-
-def name_of_op(options: Mapping[str, Any]) -> str | None:
-    """The reduce operation of a collective."""
-    op = options.get("op")
-    if op is None:
-        return None
-    kind = str(getattr(op, "op", op))
-    return kind.rpartition(".")[2].lower()
-
-
-def written_and_read(
-    rank: int, kind: str, arguments: Any, options: Mapping[str, Any]
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors that a collective writes in this rank of the group, and those that it reads: perhaps the same."""
-    if isinstance(arguments, tuple) and arguments:
-        outputs, inputs = arguments
-        return list(tensors_in(outputs)), list(tensors_in(inputs))
-    tensors = list(tensors_in(arguments))
-    if kind != "broadcast":
-        return tensors, tensors
-    if options.get("root") == rank:
-        return [], tensors
-    return tensors, []
-
-
-def finish_on_device(arguments: Any) -> None:
-    """Streams belong to threads: work that one has queued on a tensor must end before another touches the tensor."""
-    devices = {tensor.device for tensor in tensors_in(arguments)}
-    for device in devices:
-        if device.type not in ("cpu", "meta"):
-            torch.accelerator.current_stream(device).synchronize()
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Process groups whose ranks are threads, under the names of torch.testing._internal.distributed.multi_threaded_pg.
-#
-# While a `ThreadLocalWorld` is installed, each thread has a default group of its own, created with
-# backend="threaded". The members of a group wait for each other at its `Rendezvous`; when all have arrived, the first
-# member executes the collective. A member that waits for a thread that has ended gets a `LeftAlone` at once.
+from torch_testing_ext._testing.bases.threaded_collectives import (
+    SanitizedOptions,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    broadcast,
+    finish_on_device,
+    gather,
+    name_of_op,
+    reduce,
+    reduce_scatter,
+    sanitized_options,
+    scatter,
+    split,
+    written_and_read,
+)
 
 # Of each rank.
 _KEPT_CALLS = 1000
+
+
 _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "threaded_ranks.py"))
 
 
@@ -236,9 +62,6 @@ class LeftAlone(RuntimeError):
     """Raised in a collective that cannot complete, because a member of the group has ended."""
 
     cause_of_failure = Cause.LOST_PEER
-
-
-# -- worlds
 
 
 @dataclass
@@ -403,9 +226,6 @@ def _uninstall_threaded_pg() -> None:
     thread_worlds.isolate_threads(False)
 
 
-# -- rendezvous
-
-
 @dataclass
 class _Collective:
     """One collective in progress."""
@@ -549,9 +369,6 @@ def _issuer() -> Any:
 def site_of_call() -> tuple[str, int, str] | None:
     """The line of the program that calls a collective."""
     return next(torch_frames.program_places(sys._getframe(1)), None)
-
-
-# -- the process group
 
 
 # Its stubs forbid overrides with fewer overloads, which c10d itself has.
@@ -718,4 +535,6 @@ def _create_threaded_pg(opts: Any, _: Any) -> ProcessLocalGroup:
 
 
 dist.Backend.register_backend("threaded", _create_threaded_pg, extended_api=True, devices=["cpu", "cuda", "xpu"])
+
+
 _PLUGIN = thread_worlds.backend_plugin("threaded")

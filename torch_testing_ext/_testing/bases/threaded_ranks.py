@@ -23,13 +23,17 @@ from torch_testing_ext._collectives.findings.deadlocks import deadlocked, descri
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of_rank
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._testing.bases.threaded_group import (
+    ThreadLocalWorld,
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+    site_of_call,
+)
 from torch_testing_ext._torch.groups import thread_worlds
 from torch_testing_ext.launch import RankEnding, RankReport, grace_periods, hang, now
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.rules import RankWatch, WatchAction, WatchRules
-
-from .threaded_group import ThreadLocalWorld, _install_threaded_pg, _uninstall_threaded_pg, site_of_call
 
 # The other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
 # a rank that computes cannot be ended, so it gets the chance to finish.

@@ -19,7 +19,7 @@ from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases import ranked_test_case
-from torch_testing_ext._testing.bases.invocation import CommandEnd, run_limited
+from torch_testing_ext._testing.bases.limited_commands import CommandEnd, run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of

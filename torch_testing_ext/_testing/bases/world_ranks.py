@@ -81,7 +81,7 @@ class WorldRanks(Host):
             raise not_run(size, self._why_not)
 
         # With the rules of collectives.
-        from . import whole_worlds
+        from torch_testing_ext._testing.bases import whole_worlds
 
         def body(rank: int) -> None:
             self._run(rank, size, attempt.directory)

@@ -12,9 +12,10 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._process.source_files import source_file
-from torch_testing_ext._pytest_ranks import item_in_parent, item_in_rank
-from torch_testing_ext._pytest_ranks.marks import DIST_ENV, BadMark, RankSpec, note_refusal, rank_side, spec_for
+from torch_testing_ext._pytest_ranks import dist_env, item_in_parent
+from torch_testing_ext._pytest_ranks.marks import DIST_ENV, BadMark, RankSpec, rank_side, spec_for
 from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions
+from torch_testing_ext._pytest_ranks.refusals import note_refusal
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, spawned_functions
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
@@ -109,7 +110,7 @@ def _run_fixture(cls: type[DistributedFixture], request: Any, given: dict[str, A
 
 def _in_rank(rank: int, instance: DistributedFixture, given: dict[str, Any], spec: RankSpec, directory: Path) -> None:
     with changed_environment(**environment_of(type(instance), spec.world_size)):
-        group = item_in_rank.open_dist_env(spec, directory, rank)
+        group = dist_env.open_dist_env(spec, directory, rank)
         if instance.init_distributed:
             next(group)
         rank_accounts.refuse_what_ran_nothing(instance.run(**given))

@@ -16,8 +16,8 @@ from torch_testing_ext._machine.device_rules import DeviceNeeds
 from torch_testing_ext._process import importing, user_commands
 from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.words import first_names
-from torch_testing_ext._testing.bases import unittest_and_pytest
-from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest, pytest_style_tests
+from torch_testing_ext._testing.bases import tests_for_pytest
+from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest, pytest_style_tests
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome
 
 from .worker_messages import LoadAs
@@ -133,8 +133,8 @@ def _share_out(
         from .pytest_items import share_out
 
         return share_out(collection, tests, styled)
-    wants_pytest = styled or any(unittest_and_pytest.has_marks(test) for test in tests)
-    if wants_pytest and unittest_and_pytest.is_installed():
+    wants_pytest = styled or any(tests_for_pytest.has_marks(test) for test in tests)
+    if wants_pytest and tests_for_pytest.is_installed():
         raise NeedsPytest
     return tests, [(test, _why_without_pytest(test)) for test in styled], None
 
@@ -208,8 +208,8 @@ def _reason_to_skip(error: BaseException) -> str | None:
 
 def _collect(path: str, load_as: LoadAs) -> Any:
     """Have pytest collect the file if it seems to have tests for it; None otherwise."""
-    is_for_pytest = load_as.by_pytest or unittest_and_pytest.looks_like_pytest(path)
-    if not is_for_pytest or not unittest_and_pytest.is_installed():
+    is_for_pytest = load_as.by_pytest or tests_for_pytest.looks_like_pytest(path)
+    if not is_for_pytest or not tests_for_pytest.is_installed():
         return None
     from .pytest_collection import Collection
 
@@ -280,9 +280,9 @@ def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
 
 def _why_without_pytest(test: PytestStyleTest) -> str:
     return (
-        f"{unittest_and_pytest.why_not_run(test)}, and pytest is not installed\n"
+        f"{tests_for_pytest.why_not_run(test)}, and pytest is not installed\n"
         f"Install pytest ({user_commands.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
-        f"unittest.TestCase.\n{unittest_and_pytest.if_no_test(test)}"
+        f"unittest.TestCase.\n{tests_for_pytest.if_no_test(test)}"
     )
 
 

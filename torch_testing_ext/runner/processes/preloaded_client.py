@@ -24,9 +24,9 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.requested_children import Gone, RequestedChildren
-from torch_testing_ext._testing.bases.unittest_and_pytest import facts_of
+from torch_testing_ext._testing.bases.source_facts import facts_of
 from torch_testing_ext.runner.options import CannotRun
-from torch_testing_ext.runner.warm import WarmProcess, WarmServer
+from torch_testing_ext.runner.warm.warm_client import WarmProcess, WarmServer
 
 from .worker_messages import (
     ChildGone,

@@ -19,8 +19,8 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     is_of_unittest,
     name_in_file,
 )
-from torch_testing_ext._testing.bases import unittest_and_pytest
-from torch_testing_ext._testing.bases.unittest_and_pytest import PytestStyleTest, PytestTest
+from torch_testing_ext._testing.bases import tests_for_pytest
+from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT, WHOLE_WORLD
 from torch_testing_ext.runner.model import Test, TestId
@@ -51,7 +51,7 @@ def share_out(
     for test in tests:
         if _identity(test) in moved:
             continue
-        if not unittest_and_pytest.has_marks(test):
+        if not tests_for_pytest.has_marks(test):
             by_unittest.append(test)
         elif _identity(test) in deselected:
             left_out.append(f"{type(test).__name__}.{test._testMethodName}")

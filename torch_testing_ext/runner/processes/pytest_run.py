@@ -19,7 +19,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
-from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
+from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome

@@ -16,7 +16,7 @@ from torch_testing_ext._process import file_reads, fork_safety, messages, notes,
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, write_atomically
 from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._testing.bases.unittest_and_pytest import PytestTest
+from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext.launch import rank_stops, start
 from torch_testing_ext.launch.terminal_turns import StopContext

@@ -15,7 +15,7 @@ from kit.processes import output_of_python
 from kit.ranks import OneRank
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from torch_testing_ext._testing.bases.distributed_bases import ShardedTensorTestBase
+from torch_testing_ext._testing.bases.sharded_tensor_base import ShardedTensorTestBase
 from torch_testing_ext._testing.helpers import equality
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests

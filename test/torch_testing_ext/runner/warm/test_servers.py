@@ -20,7 +20,8 @@ from kit.warm_runs import TIMEOUT, WarmProject, when_ended
 
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.runner.processes import worker_messages
-from torch_testing_ext.runner.warm import WarmProcess, WarmServer, find_server, stop_servers, warm_client
+from torch_testing_ext.runner.warm import warm_client
+from torch_testing_ext.runner.warm.warm_client import WarmProcess, WarmServer, find_server, stop_servers
 
 
 class ServersTest(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""Files of tests as unittest and pytest see them, and what their source tells before its import. No torch."""
+"""Tests that only pytest would run: functions, and methods of plain classes."""
 
 import ast
 import importlib.util
@@ -7,128 +7,16 @@ import re
 import sys
 import unittest
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch_testing_ext._process.logs import content_of
-from torch_testing_ext._process.source_files import source_text, source_tree
+from torch_testing_ext._process.source_files import source_tree
 
-# --------------------------------------------------------------------------------------------------------------------
-# A test suite that says when class and module fixtures run, and in which an exit of a fixture is a failure of it.
-#
-# unittest lets SystemExit through: a tearDownClass that calls sys.exit(0) would end a run as if all was well.
-
-# Keeps these frames out of unittest's tracebacks.
+# Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
-
-_unittest_case: Any = unittest.case
-_unittest_suite: Any = unittest.suite
-
-
-class FixtureSuite(unittest.TestSuite):
-    """Runs tests like its base class. Subclasses learn which fixture runs.
-
-    unittest calls a suite's fixture methods before each test, and each decides whether there is anything to do.
-    """
-
-    def fixture_began(self, name: str, owner: Any, result: Any) -> None:
-        """A fixture begins: `setUpClass (module.T)`. `owner` is the class, or the name of the module."""
-
-    def fixture_ended(self, name: str, result: Any) -> None:
-        """The fixture has returned or raised."""
-
-    # -- overriding unittest
-
-    def _handleModuleFixture(self, test: Any, result: Any) -> None:
-        module = type(test).__module__
-        if module != self._previous_module(result):
-            self._handleModuleTearDown(result)
-            # What unittest would look up again to tear it down, although that has just been done.
-            result._previousTestClass = None
-        if module == self._previous_module(result) or not hasattr(sys.modules.get(module), "setUpModule"):
-            self._base._handleModuleFixture(test, result)
-            return
-        with self._running(f"setUpModule ({module})", module, result) as caught:
-            self._base._handleModuleFixture(test, result)
-        if caught:
-            result._moduleSetUpFailed = True
-
-    def _handleModuleTearDown(self, result: Any) -> None:
-        module = self._previous_module(result)
-        own = hasattr(sys.modules.get(module or ""), "tearDownModule")
-        if module is None or not (own or getattr(_unittest_case, "_module_cleanups", True)):
-            self._base._handleModuleTearDown(result)
-            return
-        with self._running(f"tearDownModule ({module})", module, result):
-            self._base._handleModuleTearDown(result)
-
-    def _handleClassSetUp(self, test: Any, result: Any) -> None:
-        cls = type(test)
-        left_out = getattr(result, "_moduleSetUpFailed", False) or getattr(cls, "__unittest_skip__", False)
-        if left_out or cls is getattr(result, "_previousTestClass", None) or not _overrides(cls, "setUpClass"):
-            self._base._handleClassSetUp(test, result)
-            return
-        with self._running(f"setUpClass ({_name_of(cls)})", cls, result) as caught:
-            self._base._handleClassSetUp(test, result)
-        if caught:
-            cls._classSetupFailed = True
-
-    def _tearDownPreviousClass(self, test: Any, result: Any) -> None:
-        cls: Any = getattr(result, "_previousTestClass", None)
-        changes = cls is not None and cls is not type(test)
-        if not changes or not (_overrides(cls, "tearDownClass") or getattr(cls, "_class_cleanups", False)):
-            self._base._tearDownPreviousClass(test, result)
-            return
-        with self._running(f"tearDownClass ({_name_of(cls)})", cls, result):
-            self._base._tearDownPreviousClass(test, result)
-
-    @property
-    def _base(self) -> Any:
-        return super()
-
-    def _previous_module(self, result: Any) -> str | None:
-        module: str | None = self._get_previous_module(result)  # type: ignore[attr-defined]
-        return module
-
-    @contextmanager
-    def _running(self, name: str, owner: Any, result: Any) -> Iterator[list[BaseException]]:
-        """Report a fixture. Ctrl-C goes through; any other exception that unittest does not catch is its failure."""
-        caught: list[BaseException] = []
-        self.fixture_began(name, owner, result)
-        try:
-            yield caught
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            caught.append(error)
-            result.addError(_unittest_suite._ErrorHolder(name), sys.exc_info())
-        self.fixture_ended(name, result)
-
-
-def prevented(test: unittest.TestCase, result: Any) -> bool:
-    """Does unittest leave out this test, because its class or module fixture failed or skips?"""
-    return getattr(type(test), "_classSetupFailed", False) or getattr(result, "_moduleSetUpFailed", False)
-
-
-def _overrides(cls: Any, name: str) -> bool:
-    own = getattr(cls, name, None)
-    return own is not None and getattr(own, "__func__", own) is not getattr(unittest.TestCase, name).__func__
-
-
-def _name_of(cls: type) -> str:
-    # unittest writes the name of a class in this way.
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Finds out whether a file has tests that only pytest would run: functions, and methods of plain classes.
-#
-# unittest ignores them. pytest collects them where it is installed; it takes time to import, so a file without such
-# tests does without it. The rules are pytest's with its default options, except that imported functions and classes
-# do not count: a helper such as `test_directory` is no test of every file that imports it.
 
 
 @dataclass(frozen=True)
@@ -332,46 +220,3 @@ def _definitions(module: ModuleType) -> Iterator[str]:
             yield statement.name
         else:
             statements.extend(child for child in ast.iter_child_nodes(statement) if not isinstance(child, ast.expr))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Facts that the source of a test file tells before its import: the parts of torch that it uses, its number of tests.
-
-# The first use of these imports dynamo. A file that only mentions one loses the time of that one import.
-_DYNAMO = re.compile(
-    r"\b(?:DistributedDataParallel|FullyShardedDataParallel|fully_shard|parallelize_module"
-    r"|DTensor|distribute_tensor|distribute_module|torch\.compile)\b"
-)
-# Compiling by inductor imports as much again. Files that only compile for another backend do not mention it.
-_INDUCTOR = re.compile(r"\b_?inductor\b")
-_FSDP = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
-_DTENSOR = re.compile(r"dtensor|_tensor\b|\bdistributed\.tensor\b|parallelize_module", re.IGNORECASE)
-_TEST = re.compile(r"^\s*(?:async )?def test", re.MULTILINE)
-_GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bload_tests\b")
-
-
-class SourceFacts(NamedTuple):
-    """Facts that the source of a file tells."""
-
-    fsdp: bool = False
-    dtensor: bool = False
-    dynamo: bool = False
-    inductor: bool = False
-    # Functions that look like tests.
-    tests: int = 0
-    # More tests than there are such functions.
-    generates: bool = False
-
-
-def facts_of(file: str) -> SourceFacts:
-    """Return what a file tells: nothing, if it cannot be read."""
-    source = source_text(file)
-    uses_dynamo = bool(_DYNAMO.search(source))
-    return SourceFacts(
-        fsdp=bool(_FSDP.search(source)),
-        dtensor=bool(_DTENSOR.search(source)),
-        dynamo=uses_dynamo,
-        inductor=uses_dynamo and bool(_INDUCTOR.search(source)),
-        tests=len(_TEST.findall(source)),
-        generates=bool(_GENERATES.search(source)),
-    )

@@ -1,0 +1,49 @@
+"""Refusals: a marked test that cannot run as it is fails when it would run, and says why once for all parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+
+from torch_testing_ext._pytest_ranks.marks import NAME, were_read
+
+# The refusals so far, each by its text, with the test that shows it.
+_SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
+
+
+class Refused(Exception):
+    """A test is not run, since it cannot run as it is."""
+
+    is_refusal = True
+
+
+def note_refusal(item: Any, why: str) -> NoReturn:
+    raise Refused(f"{_without_parameters(item)}: {why}")
+
+
+def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
+    """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
+    if isinstance(error, Refused):
+        text = str(error)
+    elif not made.passed or were_read(item):
+        return
+    else:
+        during = "its set-up" if made.when == "setup" else "its call"
+        text = (
+            f"{_without_parameters(item)}: @pytest.mark.{NAME} or standalone was added during {during}, which is "
+            f"too late. Add it in pytest_collection_modifyitems or in pytest_runtest_setup"
+        )
+    made.outcome, made.longrepr = "failed", text
+    # A refusal is not what was expected to fail.
+    vars(made).pop("wasxfail", None)
+    shown = item.config.stash.setdefault(_SHOWN, {})
+    first = shown.setdefault(text, item.nodeid)
+    made.is_refused_again = first != item.nodeid
+
+
+def _without_parameters(item: Any) -> str:
+    """The node id of a test, the same for all of its parameters."""
+    place = item.nodeid.removesuffix(item.name)
+    name = getattr(item, "originalname", None) or item.name
+    return f"{place}{name}"

@@ -1,0 +1,246 @@
+"""One rank among groups that do not communicate: its log, its store, and what it must not do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import multiprocessing.process
+import os
+import sys
+import threading
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogWriter
+from torch_testing_ext._process import ends
+from torch_testing_ext._testing.bases.fake_groups import FakeStore
+from torch_testing_ext._testing.bases.group_creation import watch_creation
+from torch_testing_ext._testing.bases.world_values import RankUses, WaitLog
+from torch_testing_ext._torch.groups import dataless_groups, watched_groups
+from torch_testing_ext._torch.operations import operation_hook, watched_waits
+from torch_testing_ext._torch.tensors import tensor_comparison, tensor_reads
+
+# What a rank that does not communicate must not do: the events of Python, in words.
+_REFUSED = {
+    "os.exec": "starts a process",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "os.system": "starts a process",
+    "subprocess.Popen": "starts a process",
+    "socket.bind": "opens a socket",
+    "socket.connect": "opens a socket",
+    "socket.sendmsg": "opens a socket",
+    "socket.sendto": "opens a socket",
+}
+
+
+_SYNCHRONIZES = (("cuda", "synchronize"), ("accelerator", "synchronize"), ("xpu", "synchronize"))
+
+
+@dataclass(frozen=True)
+class PlaceInWorld:
+    """The place of a rank in its world. `before`: the processes of the ranks before it that still run."""
+
+    folder: Path
+    rank: int
+    world_size: int
+    before: list[int]
+
+
+class NotForWorlds(RuntimeError):
+    """The program does what a rank of a whole world cannot. `what`: in a sentence about the program."""
+
+    def __init__(self, message: str, what: str):
+        super().__init__(message)
+        self.what = what
+
+
+class RankInWorld:
+    """One rank among groups that do not communicate: its log, and what it must not do."""
+
+    def __init__(self, log: LogWriter, place: PlaceInWorld, timeout: float):
+        self._rank = place.rank
+        self._world_size = place.world_size
+        self._before = place.before
+        self._timeout = timeout
+        self._store = _StoreOfWorld(place.folder / "store", place.world_size)
+        self._log = log
+        waits = WaitLog()
+        self._recorder = CallRecorder(log, [waits], without_data=True)
+        self.uses = RankUses(self._on_wait, lambda: self._recorder.line())
+        waits.uses = self.uses
+
+    def _on_wait(self, number: int) -> None:
+        self._log.wait(number, self._recorder.site())
+
+    @contextlib.contextmanager
+    def active(self, judges: bool) -> Iterator[None]:
+        """Be this rank, in a process that ends soon: nothing is restored. `judges`: assertions hold for all values."""
+        watched_groups.forget_groups()
+        rank, size = str(self._rank), str(self._world_size)
+        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+        watch_creation()
+        self._make_groups_fake()
+        self._watch_stores()
+        dist.init_process_group("fake", store=self._store, rank=self._rank, world_size=self._world_size)
+        self._recorder.note_groups()
+        self._refuse()
+        operation_hook.listen(self._recorder)
+        watched_waits.watch_waits(self.uses.waited, None)
+        tensor_reads.listen_to_reads(self.uses)
+        for module, name in _SYNCHRONIZES:
+            if hasattr(torch, module):
+                setattr(getattr(torch, module), name, self.uses.synchronize)
+        torch.UntypedStorage.resize_ = self.uses.watched_resize(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
+        torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
+        if not judges:
+            self.uses.leave_assertions(unittest.TestCase)
+            tensor_comparison.wrap_differences(self.uses.without_differences)
+        with self.uses:
+            yield
+
+    def finish(self) -> None:
+        """The body has returned."""
+        operation_hook.listen(None)
+        self._recorder.note_groups()
+        if self._recorder.error:
+            raise RuntimeError(self._recorder.error)
+
+    def _make_groups_fake(self) -> None:
+        """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
+        init = dist.init_process_group
+        dataless_groups.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
+
+        @functools.wraps(init)
+        def have(*args: Any, **kwargs: Any) -> None:
+            asked = kwargs.get("world_size", -1)
+            if not dist.is_initialized():
+                init("fake", store=self._store, rank=self._rank, world_size=self._world_size)
+            elif asked not in (-1, self._world_size):
+                text = f"the program makes a world of {asked} ranks, and this one has {self._world_size}"
+                raise NotForWorlds(text, f"fixes its world size to {asked}")
+
+        dist.distributed_c10d.init_process_group = dist.init_process_group = have
+
+    def _watch_stores(self) -> None:
+        """Let a rank wait in a store for ranks before it, and for no others: these run when it has ended."""
+
+        def wait_for(store: Any, keys: Sequence[str]) -> None:
+            if store.check(keys) or threading.active_count() > 1:
+                # Another thread may set it.
+                return
+            ends.wait_until_gone(self._before, self._timeout)
+            for key in keys:
+                if not store.check([key]):
+                    unset = f"for {key!r} in a store, which no rank before it has set"
+                    text = f"the program waits {unset}, and the ranks after it run when it has ended"
+                    raise NotForWorlds(text, f"waits on rank {self._rank} {unset}")
+
+        def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(store: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
+                wait_for(store, [keys] if isinstance(keys, str) else keys)
+                return method(store, keys, *args, **kwargs)
+
+            return call
+
+        stores: Any = dist
+        for name in ("get", "multi_get", "wait"):
+            setattr(stores.Store, name, waiting(getattr(stores.Store, name)))
+
+    def _refuse(self) -> None:
+        """Refuse what would reach out of the world: it would hang, or do harm."""
+
+        def refuse(event: str, _: object) -> None:
+            what = _REFUSED.get(event)
+            if what is not None:
+                raise _refusal(what)
+
+        def start(*_: object) -> None:
+            raise _refusal("starts a process")
+
+        def store(*_: object, **__: object) -> None:
+            raise _refusal("opens a socket")
+
+        def nccl(*_: object, **__: object) -> None:
+            raise _refusal("calls NCCL itself")
+
+        def receive_objects(*_: object, **__: object) -> None:
+            raise _refusal("calls recv_object_list(), which waits for objects of another rank")
+
+        def of_source(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The function, which only the source may call: others wait for its objects."""
+            signature = inspect.signature(function)
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                given = signature.bind(*args, **kwargs).arguments
+                source, own = given.get("src"), self._rank
+                if given.get("group_src") is not None:
+                    source, own = given["group_src"], dist.get_rank(given.get("group"))
+                if (source or 0) != own:
+                    raise _refusal(f"calls {function.__name__}(), which waits for objects of another rank")
+                return function(*args, **kwargs)
+
+            return call
+
+        replaced = {
+            "recv_object_list": receive_objects,
+            "broadcast_object_list": of_source(dist.broadcast_object_list),
+            "scatter_object_list": of_source(dist.scatter_object_list),
+            # Else, torch looks whether the group has gloo.
+            "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
+        }
+        for name, function in replaced.items():
+            setattr(dist, name, function)
+            setattr(dist.distributed_c10d, name, function)
+        sys.addaudithook(refuse)
+        multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
+        stores: Any = dist
+        stores.TCPStore.__init__ = store
+        for name in ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "init_rank", "unique_id"):
+            setattr(torch.cuda.nccl, name, nccl)
+
+
+class _StoreOfWorld(FakeStore):
+    """The store of the default group: a file of all ranks, made where a program uses it."""
+
+    def __init__(self, file: Path, world_size: int):
+        super().__init__()
+        stores: Any = dist
+        self._made = functools.cache(lambda: stores.FileStore(str(file), world_size))
+
+    def set(self, *args: Any) -> None:
+        self._made().set(*args)
+
+    def get(self, key: str) -> Any:
+        return self._made().get(key)
+
+    def add(self, key: str, amount: int) -> Any:
+        return self._made().add(key, amount)
+
+    def check(self, keys: list[str]) -> Any:
+        return self._made().check(keys)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        self._made().wait(keys, *timeout)
+
+    def compare_set(self, *args: Any) -> Any:
+        return self._made().compare_set(*args)
+
+    def delete_key(self, key: str) -> Any:
+        return self._made().delete_key(key)
+
+
+def _refusal(what: str) -> NotForWorlds:
+    text = f"the program {what}, which a rank of a whole world cannot: it does not communicate"
+    return NotForWorlds(text, what)
