@@ -3,8 +3,6 @@
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import unittest
 import warnings
 from pathlib import Path
@@ -12,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.aspect_bodies import BODIES
 from kit.outcomes import Seen, outcome_of
 from kit.planted_ranks import outcome_with_tear_down
 from kit.processes import ROOT
@@ -31,30 +30,6 @@ WORLD_SIZE = 2
 PAGE = ROOT / "docs" / "contribute" / "architecture.md"
 
 
-# -- what a rank does to show that it has an aspect
-
-
-def has_an_address(rank):
-    """It meets its peers by the variables of its process."""
-    dist.init_process_group("gloo", init_method="env://")
-    dist.barrier()
-
-
-def reduces_nan(rank):
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", init_method="env://")
-    dist.all_reduce(torch.full((1,), float("nan")))
-
-
-def warns(rank):
-    warnings.warn(f"warned in rank {rank}", stacklevel=1)
-
-
-def leaves_a_process(rank):
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-
-
-BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process)}
 METHODS = {name: lambda self, body=body: body(self.rank) for name, body in BODIES.items()}
 
 

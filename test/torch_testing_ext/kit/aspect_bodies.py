@@ -1,0 +1,31 @@
+"""Bodies of ranks that show an aspect of their test: an address, a check, a warning, a process that is left."""
+
+import subprocess
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+
+
+def has_an_address(rank):
+    """It meets its peers by the variables of its process."""
+    dist.init_process_group("gloo", init_method="env://")
+    dist.barrier()
+
+
+def reduces_nan(rank):
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method="env://")
+    dist.all_reduce(torch.full((1,), float("nan")))
+
+
+def warns(rank):
+    warnings.warn(f"warned in rank {rank}", stacklevel=1)
+
+
+def leaves_a_process(rank):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+
+BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process)}
