@@ -1,3 +1,3 @@
 """The parallel modes, under the names of torch.distributed._spmd.parallel_mode."""
 
-from torch_testing_ext._spmd.parallel_modes import DataParallel as DataParallel, ParallelMode as ParallelMode
+from torch_testing_ext._spmd.modes import DataParallel as DataParallel, ParallelMode as ParallelMode

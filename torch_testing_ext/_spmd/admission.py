@@ -1,0 +1,128 @@
+"""Checks of the state that a call has found, before anything of it is changed."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.training import gradient_hooks, tree
+
+from .modes import SPMDError
+
+_WRAPPERS = {
+    "DistributedDataParallel": "wrapped in DistributedDataParallel",
+    "FullyShardedDataParallel": "sharded by FSDP",
+    "FSDPModule": "sharded by fully_shard",
+}
+
+Named = tuple[str, torch.Tensor]
+
+
+def admit_modules(roots: Iterable[nn.Module]) -> None:
+    """Refuse modules that are data parallel already."""
+    for module in itertools.chain.from_iterable(root.modules() for root in roots):
+        for base in type(module).__mro__:
+            if base.__name__ in _WRAPPERS and base.__module__.startswith("torch."):
+                raise SPMDError(
+                    f"{type(module).__name__} is {_WRAPPERS[base.__name__]}: it would be averaged twice.",
+                    remedy="Pass the plain module: the step averages and shards by itself.",
+                )
+
+
+def admit_tensors(named: Iterable[Named]) -> None:
+    """Refuse tensors without values, and those that a call cannot change."""
+    for name, tensor in named:
+        if isinstance(tensor, (nn.parameter.UninitializedParameter, nn.parameter.UninitializedBuffer)):
+            raise SPMDError(f"{name} is not initialized.", remedy="Run the lazy module once before the first call.")
+        if tensor.is_meta:
+            raise SPMDError(f"{name} is on the meta device.", remedy="Materialize the model before the first call.")
+
+
+def admit_distributed(name: str, param: DTensor, world: int, style: str) -> None:
+    """Refuse a DTensor that is not a parameter between calls of this style."""
+    placement = param.placements[0]
+    if (
+        param.device_mesh.ndim != 1
+        or param.device_mesh.size() != world
+        or not (placement.is_replicate() or placement.is_shard(0))
+    ):
+        raise SPMDError(
+            f"Parameter {name} is a DTensor on {param.device_mesh} with placements {param.placements}.",
+            remedy="Pass a plain module, or one that an earlier compiled step distributed over the same ranks.",
+        )
+    if gradient_hooks(param):
+        raise SPMDError(
+            f"Parameter {name} got a gradient hook between calls, on its DTensor, which the step does not use.",
+            remedy="Register the hook before the first call or in the step, on the plain parameter.",
+        )
+    admit_style(name, placement.is_shard(), style)
+
+
+def admit_style(name: str, is_sharded: bool, style: str) -> None:
+    """Refuse a parameter that an earlier step has distributed in another style."""
+    if style != "default" and is_sharded != (style == "fully_shard"):
+        raise SPMDError(
+            f"Parameter {name} is {'sharded' if is_sharded else 'replicated'} by another compiled step.",
+            remedy='Use the same parallel_style in both steps, or parallel_style="default" in the second.',
+        )
+
+
+def admit_sharing(sharded: Iterable[Named], others: Iterable[Named]) -> None:
+    """Refuse parameters to be sharded that share memory with another tensor: their rows would not."""
+    owners: dict[int, Named] = {}
+    for name, tensor in itertools.chain(sharded, ((name, tensor) for name, tensor in others)):
+        if isinstance(tensor, DTensor) or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        other, known = owners.setdefault(tensor.untyped_storage().data_ptr(), (name, tensor))
+        if known is not tensor and isinstance(known, nn.Parameter):
+            raise SPMDError(
+                f"{other} and {name} share memory, but are not the same tensor. Shards cannot share it.",
+                remedy='Tie weights by the same Parameter (b.weight = a.weight), or use DataParallel("replicate").',
+            )
+
+
+def facts_of(
+    params: Sequence[Named], buffers: Iterable[Named], optimizers: Iterable[Optimizer]
+) -> dict[str, list[str]]:
+    """Everything in which the ranks must agree, one line each, by title."""
+    names = {id(param): name for name, param in params}
+    groups: list[str] = []
+    states: list[str] = []
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            members = [names.get(id(param)) for param in group["params"]]
+            groups.append(f"group {number} of {type(optimizer).__name__} with the parameters {members}")
+        states += _states(optimizer, names)
+    return {
+        "parameters": [f"{name}, {_kind(param)}" for name, param in params],
+        "buffers": [f"{name}, {_kind(buffer)}" for name, buffer in buffers],
+        "optimizers": groups,
+        "optimizer states": states,
+    }
+
+
+def _states(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
+    for key, value in optimizer.state.items():
+        owner = names.get(id(key)) if isinstance(key, torch.Tensor) else repr(key)
+        for path, leaf in tree().tree_flatten_with_path(value)[0]:
+            yield f"{owner}{tree().keystr(path)}, {_kind(leaf)}"
+
+
+def _kind(leaf: Any) -> str:
+    return f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+def compare_facts(of_ranks: Sequence[Mapping[str, Sequence[str]]]) -> None:
+    """Raise an error if two ranks have different state."""
+    for title, first in of_ranks[0].items():
+        for rank, facts in enumerate(of_ranks):
+            for mine, theirs in itertools.zip_longest(first, facts[title], fillvalue="nothing"):
+                if mine != theirs:
+                    raise SPMDError(
+                        f"The ranks differ in their {title}. Rank 0: {mine}. Rank {rank}: {theirs}.",
+                        remedy="Build the same model and optimizer on every rank; only values may differ.",
+                    )

@@ -1,0 +1,210 @@
+"""The ranks agree: a header before every exchange, in which ranks that do different things meet."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .layout import as_real
+from .modes import SPMDError
+
+
+class Place(enum.IntEnum):
+    """The place of a rank in a call when it sends a header."""
+
+    START = 0
+    BACKWARD = 1
+    # An operation uses a gradient of which each rank has rows.
+    READ = 2
+    # Before an optimizer updates rows.
+    UPDATE = 3
+    END = 4
+    # The step raised an error, or refused the call.
+    FAILED = 5
+
+
+class Header(NamedTuple):
+    """One rank's view of where it is."""
+
+    # The compiled step, in the order of their first calls; -1 outside of calls.
+    step: int
+    call: int
+    place: int
+    # The number of backwards or updates of this call so far.
+    turn: int
+    params: int
+    # Parameters and optimizers that no call has had.
+    new: int
+    checksum: int
+    # A hash of what the exchange is about: the plan of a backward, or gradients of which ranks have rows.
+    about: int
+    # A hash of the parameters that an optimizer updates.
+    updated: int
+
+
+_SAME_CALLS = "Call the same steps on every rank, and as many backwards in each of them."
+_PLACES = {
+    Place.START: "at the start",
+    Place.BACKWARD: "in backward {}",
+    Place.READ: "at a read of gradients",
+    Place.UPDATE: "at update {}",
+    Place.END: "at the end",
+}
+
+
+def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
+    """The problem and its remedy, if the ranks' headers differ."""
+    failed = [rank for rank, header in enumerate(ranks) if header.place == Place.FAILED]
+    if failed:
+        if len(failed) == len(ranks):
+            return None
+        return f"The step raised an error on rank {failed[0]}: see there.", "Let all ranks raise, or none of them."
+    first = ranks[0]
+    for rank, other in enumerate(ranks):
+        if first.step != other.step:
+            return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", _SAME_CALLS
+        if first.call != other.call:
+            return _elsewhere("The ranks ran different numbers of calls", first, other, rank)
+        if first.place != other.place and Place.READ in (first.place, other.place):
+            return (
+                f"Rank {0 if first.place == Place.READ else rank} reads gradients, and another rank does not.",
+                "Read them on every rank, or on none, before anything changes them.",
+            )
+        if (first.place, first.turn) != (other.place, other.turn):
+            return _elsewhere("The ranks ran different numbers of backwards or updates", first, other, rank)
+        if (first.new, first.params) != (other.new, other.params):
+            return (
+                f"Rank 0 has {first.params} parameters ({first.new} new objects), rank {rank} has {other.params} "
+                f"({other.new}).",
+                "Build and change the same model and optimizers on every rank, in the same calls.",
+            )
+        if first.checksum != other.checksum:
+            return (
+                f"The parameters of rank {rank} differ from those of rank 0.",
+                "Let every update use averaged gradients: those of backward(), of modules and optimizers that the "
+                "step's arguments, closure or globals hold. Average others, such as those of torch.autograd.grad.",
+            )
+        if (first.about, first.updated) != (other.about, other.updated):
+            return (
+                f"Rank 0 and rank {rank} have gradients of different parameters, or of different shapes.",
+                "Let every rank clear, change and use the same gradients, in the same place.",
+            )
+    return None
+
+
+def _elsewhere(problem: str, first: Header, other: Header, rank: int) -> tuple[str, str]:
+    places = [
+        f"{_PLACES[Place(header.place)].format(header.turn + 1)} of call {header.call}" for header in (first, other)
+    ]
+    return f"{problem}: they are {places[0]} (rank 0) and {places[1]} (rank {rank}).", _SAME_CALLS
+
+
+def is_served(ranks: Sequence[Header]) -> bool:
+    """Whether some ranks read gradients, and all others wait in a place where they still have them."""
+    places = {header.place for header in ranks}
+    same = {(header.step, header.call, header.about) for header in ranks}
+    return Place.READ in places and places <= {Place.READ, Place.UPDATE, Place.END} and len(same) == 1
+
+
+class Meeting:
+    """The ranks that train together, where this one is in a call, and the exchange of headers."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.rank, self.world = group, dist.get_rank(group), dist.get_world_size(group)
+        self.device = torch.device("cpu")
+        self.step, self.call, self.params, self.new = -1, 0, 0, 0
+        # The tensors that are to be the same on all ranks, whose checksum the next header tells.
+        self.watched: list[torch.Tensor] = []
+        # Whether this call has sent a header.
+        self.has_met = False
+        # Whether all ranks raise the error of this call: nobody is to be told.
+        self.is_known = False
+        self._pending: tuple[Any, list[torch.Tensor], bool] | None = None
+
+    def is_open(self) -> bool:
+        """Whether the group still exists."""
+        return dist.is_initialized() and dist.group.WORLD is self.group
+
+    def begin(self, step: int, call: int) -> None:
+        """Begin a call."""
+        self.step, self.call, self.params, self.new = step, call, 0, 0
+        self.watched, self.has_met, self.is_known = [], False, False
+
+    def end(self) -> None:
+        """End a call: headers that follow are those of backwards outside of calls."""
+        self.step, self.call, self.params, self.new, self.watched = -1, 0, 0, 0, []
+
+    def send(self, place: Place, turn: int = 0, about: int = 0, updated: int = 0) -> None:
+        """Send this rank's header, and do not wait."""
+        if place is not Place.FAILED:
+            self.check()
+        if self.world == 1:
+            return
+        checksum, self.watched = checksum_of(self.watched, self.call), []
+        self.has_met = True
+        header = Header(self.step, self.call, place, turn, self.params, self.new, checksum, about, updated)
+        mine = torch.tensor(header, dtype=torch.int64, device=self.device)
+        rows = list(mine.new_empty(self.world, len(mine)))
+        if self._pending is not None:
+            self._pending[0].wait()
+        self._pending = dist.all_gather(rows, mine, self.group, async_op=True), rows, place is Place.FAILED
+
+    def check(self) -> bool:
+        """Wait for the headers that are on their way, and raise an error on every rank if they differ.
+
+        Returns whether another rank reads gradients, of which this one is to give its rows.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return False
+        work, rows, has_failed = pending
+        work.wait()
+        ranks = [Header(*row.tolist()) for row in rows]
+        if has_failed:
+            return False
+        if is_served(ranks):
+            return ranks[self.rank].place != Place.READ
+        problem = disagreement(ranks)
+        if problem is not None:
+            self.is_known = True
+            raise SPMDError(problem[0], remedy=problem[1])
+        return False
+
+    def meet(self, place: Place, turn: int = 0, about: int = 0, updated: int = 0) -> bool:
+        """Send this rank's header, and wait for those of the others. Returns what `check` returns."""
+        self.send(place, turn, about, updated)
+        return self.check()
+
+    def objects(self, value: Any) -> list[Any]:
+        """The object of each rank."""
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value, self.group)
+        return found
+
+
+# A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# The number of elements of a large parameter that are summed, which move from call to call.
+_SAMPLE = 256
+# The calls in which all parameters are summed. Later ones sum a few, which move as well.
+EARLY = 8
+
+
+@torch.no_grad()
+def checksum_of(tensors: Sequence[torch.Tensor], call: int) -> int:
+    """A number by which ranks see whether they have the same values."""
+    if call >= EARLY and len(tensors) > 4:
+        begin = 4 * call % len(tensors)
+        tensors = tensors[begin : begin + 4]
+    total = 0
+    for tensor in tensors:
+        if not tensor.numel() or tensor.layout is not torch.strided:
+            continue
+        real = as_real(tensor)
+        if real.numel() > 4 * _SAMPLE:
+            gap = real.numel() // _SAMPLE
+            real = real.reshape(-1)[call % gap :: gap]
+        total += int(real.contiguous().view(-1).view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64))
+    return total % (1 << 62)

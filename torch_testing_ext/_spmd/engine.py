@@ -1,0 +1,381 @@
+"""The engine of one group of ranks: what happens before and after the user's Python in each call of a step."""
+
+import atexit
+import functools
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torch_testing_ext._process.words import size_in_words
+from torch_testing_ext._torch.training import tree
+
+from . import admission
+from .admission import Named
+from .agreement import EARLY, Meeting, Place
+from .averaging import Averager, History
+from .finding import FoundState, find_state
+from .layout import Rows, as_real
+from .modes import DataParallel, SPMDError, explained
+from .resting import Pair, Resting
+from .row_gradient import RowGradient
+from .row_updates import RowUpdates, why_whole
+
+
+class Engine:
+    """Makes the state of steps data parallel, for the ranks of the default group."""
+
+    def __init__(self, group: Any) -> None:
+        self.meeting = Meeting(group)
+        self.averager = Averager(self.meeting)
+        self.resting = Resting(self.meeting, self.averager)
+        self.updates = RowUpdates(self.averager, self.resting)
+        self._histories: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # The steps that run: one, and those that it calls.
+        self._running: list[Any] = []
+        self._thread = 0
+
+    # -- a call
+
+    def call(self, step: Any, args: Any, kwargs: Any) -> Any:
+        """Call a step. One that another step calls is part of that call."""
+        if self._running and threading.get_ident() != self._thread:
+            raise SPMDError(
+                "The step was called while another thread is in a call.",
+                remedy="Call compiled steps from one thread at a time.",
+            )
+        if step in self._running:
+            raise SPMDError("The step calls itself.", remedy="Let it call the function that is not compiled.")
+        self._thread = threading.get_ident()
+        self._running.append(step)
+        try:
+            return step.function(*args, **kwargs) if len(self._running) > 1 else self._call(step, args, kwargs)
+        finally:
+            self._running.pop()
+
+    def _call(self, step: Any, args: Any, kwargs: Any) -> Any:
+        found = find_state(step.function, args, kwargs)
+        history = self._history(step)
+        self.meeting.begin(history.number, history.calls)
+        self.averager.begin(history, step.mode.bucket_bytes)
+        history.calls += 1
+        try:
+            with torch.inference_mode(False):
+                self._enter(step, history, found)
+            result = _run(step, args, kwargs)
+            with torch.inference_mode(False):
+                self._end(step, history, found, result)
+        except BaseException as error:
+            self.averager.fail()
+            with torch.inference_mode(False):
+                self._leave(found)
+            clear = explained(error)
+            if clear is error:
+                raise
+            raise clear from error
+        pairs = self.resting.pairs
+        with torch.inference_mode(False):
+            self._leave(found)
+            self.resting.refuse_reached()
+        return outward(result, pairs) if pairs else result
+
+    def _history(self, step: Any) -> History:
+        if step not in self._histories:
+            self._histories[step] = History(next(self._numbers))
+        return self._histories[step]
+
+    # -- before the step
+
+    def _enter(self, step: Any, history: History, found: FoundState) -> None:
+        """Find the state of a call, meet the other ranks, and give it its values."""
+        admission.admit_modules(found.modules)
+        self._admit_distributed(step.mode, found)
+        self.resting.enter(found)
+        for optimizer in found.optimizers:
+            self.updates.rest_states(optimizer, is_entering=True)
+        params, buffers = named_state(found)
+        fresh = [(name, param) for name, param in params if self._is_new(param)]
+        optimizers = [optimizer for optimizer in found.optimizers if optimizer not in self._optimizers]
+        self._admit(step.mode, found, params, buffers, fresh)
+        meeting = self.meeting
+        meeting.params, meeting.new = len(params), len(fresh) + len(optimizers)
+        meeting.watched = [param for _, param in params if self._is_whole(param)]
+        is_new = bool(fresh or optimizers)
+        trains = torch.is_grad_enabled() and (history.trained or any(module.training for module in found.modules))
+        shares = trains and bool(buffers)
+        if is_new or shares or self.resting.pairs or (trains and history.calls <= EARLY):
+            meeting.device = self._device(params)
+            meeting.meet(Place.START)
+        if is_new:
+            self._compare(params, buffers, optimizers)
+        self.resting.fill()
+        if is_new:
+            self._take_over(step, found, fresh, buffers, optimizers)
+        if shares:
+            broadcast(meeting, [buffer for _, buffer in buffers])
+
+    def _admit_distributed(self, mode: DataParallel, found: FoundState) -> None:
+        for name, param in named_state(found)[0]:
+            if isinstance(param, DTensor):
+                admission.admit_distributed(name, param, self.meeting.world, mode.parallel_style)
+
+    def _is_new(self, param: torch.Tensor) -> bool:
+        return self.averager.of(param) is None and id(param) not in self.resting.pairs
+
+    def _is_whole(self, param: torch.Tensor) -> bool:
+        managed = self.averager.of(param)
+        return managed is not None and managed.rows is None
+
+    def _device(self, params: Sequence[Named]) -> torch.device:
+        """The device of headers."""
+        if dist.get_backend(self.meeting.group) == "gloo" or not params:
+            return torch.device("cpu")
+        return params[0][1].device
+
+    def _admit(
+        self,
+        mode: DataParallel,
+        found: FoundState,
+        params: Sequence[Named],
+        buffers: Sequence[Named],
+        fresh: Sequence[Named],
+    ) -> None:
+        """Raise an error if the state cannot be made data parallel."""
+        admission.admit_tensors([*fresh, *buffers])
+        for name, param in params:
+            managed = self.averager.of(param)
+            if managed is not None and _is_in_modules(param, found) and _has_rows(param):
+                admission.admit_style(name, managed.rows is not None, mode.parallel_style)
+        if mode.parallel_style == "fully_shard" and fresh:
+            kept = [("a tensor of the step", tensor) for tensor in found.tensors]
+            admission.admit_sharing(fresh, [*params, *buffers, *kept])
+
+    def _compare(self, params: Sequence[Named], buffers: Sequence[Named], optimizers: Sequence[Optimizer]) -> None:
+        """Let the ranks agree on what is new."""
+        if self.meeting.world > 1:
+            of_ranks = self.meeting.objects(admission.facts_of(params, buffers, optimizers))
+            self.meeting.is_known = True
+            admission.compare_facts(of_ranks)
+            self.meeting.is_known = False
+
+    @torch.no_grad()
+    def _take_over(
+        self,
+        step: Any,
+        found: FoundState,
+        fresh: Sequence[Named],
+        buffers: Sequence[Named],
+        optimizers: Sequence[Optimizer],
+    ) -> None:
+        """Give all ranks rank 0's values, and manage what is new."""
+        meeting, new = self.meeting, [param for _, param in fresh]
+        if meeting.world > 1:
+            states = state_tensors(optimizers)
+            broadcast(meeting, [*new, *(buffer for _, buffer in buffers), *states])
+            average_gradients(meeting, new)
+        slots: dict[int, list[tuple[nn.Module, str]]] = {}
+        for root in found.modules:
+            for module in root.modules():
+                for name, held in module._parameters.items():
+                    slots.setdefault(id(held), []).append((module, name))
+        for title, param in fresh:
+            is_sharded = step.mode.parallel_style == "fully_shard" and id(param) in slots and _has_rows(param)
+            rows = Rows(len(param), meeting.rank, meeting.world) if is_sharded else None
+            rests = is_sharded or (step.rests and id(param) in slots)
+            for module, name in slots[id(param)] if rests else ():
+                self.resting.take_over(module, name, param, rows, title)
+            self.averager.add(param, rows, rests)
+        for pair in self.resting.pairs.values():
+            self.averager.add(pair.plain, pair.rows, True)
+        self._optimizers.update(optimizers)
+        for optimizer in optimizers:
+            self.updates.watch(optimizer)
+
+    # -- after the step
+
+    def _end(self, step: Any, history: History, found: FoundState, result: Any) -> None:
+        """End a call that has succeeded."""
+        averager, pairs = self.averager, self.resting.pairs
+        averager.end()
+        for gradient in gradients_in(result) if pairs else ():
+            gradient.values()
+        self.meeting.check()
+        if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
+            self.meeting.watched = [pair.plain for pair in pairs.values()]
+            averager.gradients.meet(Place.END)
+        history.summary = self._summary(step, history, found)
+
+    def _leave(self, found: FoundState) -> None:
+        """Give model and optimizers their form between calls, also after an error."""
+        self.updates.restore()
+        for optimizer in found.optimizers:
+            self.updates.rest_states(optimizer, is_entering=False)
+        self.resting.leave(found)
+        self.averager.leave()
+        self.meeting.end()
+
+    # -- the report
+
+    def report(self, step: Any) -> str:
+        """The summary of the last call of a step."""
+        history = self._histories.get(step)
+        if history is None or not history.summary:
+            raise SPMDError("The step has not been called yet.", remedy="Call it once.")
+        return "\n".join(history.summary)
+
+    def _summary(self, step: Any, history: History, found: FoundState) -> list[str]:
+        params = named_state(found)[0]
+        known = [(name, managed) for name, param in params if (managed := self.averager.of(param)) is not None]
+        sharded = sum(managed.rows is not None for _, managed in known)
+        lines = [
+            f"{step.name}: {self.meeting.world} ranks, {history.calls} calls, {len(params)} parameters, "
+            f"{sharded} sharded"
+        ]
+        for turn, plan in sorted(history.plans.items()):
+            sizes = ", ".join(size_in_words(bucket.nbytes) for bucket in plan.buckets)
+            lines.append(f"  backward {turn + 1} averages {len(plan.expected)} gradients in buckets of {sizes}")
+        if sharded:
+            lines += [f"  {name} stays whole" for name, managed in known if managed.rows is None]
+            if history.reads:
+                lines.append("  gradients stay whole: the step reads them")
+            for optimizer in found.optimizers:
+                reason = why_whole(optimizer)
+                what = "the rank's rows" if reason is None else f"whole parameters: {reason}"
+                lines.append(f"  {type(optimizer).__name__} updates {what}")
+        return lines
+
+
+def _run(step: Any, args: Any, kwargs: Any) -> Any:
+    """Run a step."""
+    if torch.is_grad_enabled():
+        return step.function(*args, **kwargs)
+    try:
+        return step.function(*args, **kwargs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise SPMDError(
+            "The step was called under no_grad or inference_mode, but it calls backward().",
+            remedy="Call it outside of that context.",
+        ) from error
+
+
+def gradients_in(result: Any) -> list[RowGradient]:
+    """The gradients that a step returns, of which each rank has rows."""
+    return [leaf for leaf in tree().tree_leaves(result) if isinstance(leaf, RowGradient)]
+
+
+def outward(result: Any, pairs: Mapping[int, Pair]) -> Any:
+    """The result of a step, with parameters as the model holds them between calls, and with whole gradients."""
+
+    def form(leaf: Any) -> Any:
+        pair = pairs.get(id(leaf))
+        if pair is not None and pair.plain is leaf:
+            return pair.rest
+        return leaf.values() if isinstance(leaf, RowGradient) else leaf
+
+    leaves = tree().tree_leaves(result)
+    is_same = all(form(leaf) is leaf for leaf in leaves)
+    return result if is_same else tree().tree_map(form, result)
+
+
+def _has_rows(param: torch.Tensor) -> bool:
+    return param.dim() > 0 and param.numel() > 0
+
+
+def _is_in_modules(param: torch.Tensor, found: FoundState) -> bool:
+    return any(param is own for root in found.modules for own in root.parameters())
+
+
+def named_state(found: FoundState) -> tuple[list[tuple[str, Any]], list[Named]]:
+    """All parameters and buffers by name, each once."""
+    params: dict[int, tuple[str, Any]] = {}
+    buffers: dict[int, Named] = {}
+    for number, root in enumerate(found.modules):
+        prefix = "" if len(found.modules) == 1 else f"{type(root).__name__}#{number}"
+        trains = False
+        for name, param in root.named_parameters(prefix):
+            params.setdefault(id(param), (name, param))
+            trains |= param.requires_grad
+        if trains:
+            # The buffers of a metric or a teacher are the rank's own, as under DDP.
+            buffers.update({id(buffer): (name, buffer) for name, buffer in root.named_buffers(prefix)})
+    for optimizer in found.optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                params.setdefault(id(param), (f"parameter {len(params)} of an optimizer", param))
+    return list(params.values()), list(buffers.values())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Values that all ranks get.
+
+
+def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    """The plain tensors in the states of optimizers."""
+    leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)]
+
+
+@torch.no_grad()
+def broadcast(meeting: Meeting, tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values. Sparse tensors stay the rank's own."""
+    if meeting.world == 1:
+        return
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.layout is torch.strided and tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for alike in kinds.values():
+        sent = torch.cat([as_real(tensor).reshape(-1) for tensor in alike]).to(meeting.device)
+        dist.broadcast(sent, dist.get_global_rank(meeting.group, 0), meeting.group)
+        parts = sent.split([as_real(tensor).numel() for tensor in alike])  # type: ignore[no-untyped-call]
+        for tensor, part in zip(alike, parts, strict=True):
+            real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+            if not torch.equal(real.reshape(-1), part):
+                real.copy_(part.view(real.shape))
+
+
+def average_gradients(meeting: Meeting, params: Sequence[torch.Tensor]) -> None:
+    """Average the gradients that exist before the first call."""
+    present = meeting.objects([param.grad is not None for param in params])
+    for param, has in zip(params, zip(*present, strict=True), strict=True):
+        if any(has):
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            mean = (grad if grad.layout is torch.strided else grad.to_dense()).resolve_conj() / meeting.world
+            mean = mean.contiguous()
+            dist.all_reduce(as_real(mean), group=meeting.group)
+            param.grad = mean if grad.layout is torch.strided else mean.to_sparse(grad.sparse_dim())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _let_gloo_finish() -> None:
+    """Release the GIL before the interpreter exits, for a gloo thread that waits for it to free a tensor."""
+    atexit.register(time.sleep, 0.002)
+
+
+_engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
+
+
+def current_engine() -> Engine:
+    """The engine of the default group."""
+    if not dist.is_initialized():
+        raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
+    group = dist.group.WORLD
+    if group not in _engines:
+        _engines[group] = Engine(group)
+        _let_gloo_finish()
+    return _engines[group]

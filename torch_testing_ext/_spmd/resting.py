@@ -1,0 +1,283 @@
+"""Parameters between calls: DTensors, which modules and optimizers hold in place of the plain parameters of a call."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.training import local_tensor, set_local_tensor
+
+from .agreement import Meeting
+from .averaging import Averager
+from .finding import FoundState
+from .layout import Rows
+from .modes import SPMDError
+from .row_gradient import Gather, RowGradient, gather_rows
+
+
+@dataclass
+class Pair:
+    """The two forms of a parameter."""
+
+    # In a call. Between calls a sharded one has no values.
+    plain: Any
+    # Between calls: a parameter that is a DTensor. None before the end of the first call.
+    rest: Any
+    # None if it is replicated.
+    rows: Rows | None
+    name: str
+    # In a call: the local tensor of `rest`, to which the rows return. It is the same memory in all calls.
+    local: torch.Tensor | None = None
+
+    def whole_state(self, value: Any) -> bool:
+        """Whether this is a whole tensor of an optimizer's state, with an element for each of the parameter."""
+        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+        return is_plain and value.dim() > 0 and value.shape == self.plain.shape
+
+
+class Resting:
+    """The pairs of all modules, and the change from one form to the other."""
+
+    def __init__(self, meeting: Meeting, averager: Averager) -> None:
+        self.meeting, self.averager = meeting, averager
+        # By the name in the module, which keeps them alive.
+        self._of_modules: weakref.WeakKeyDictionary[nn.Module, dict[str, Pair]] = weakref.WeakKeyDictionary()
+        # The pairs of the call, by `id` of the plain parameter.
+        self.pairs: dict[int, Pair] = {}
+        # Whether the plain parameters have their values.
+        self.is_filled = False
+        # A parameter whose DTensor got a gradient in the call.
+        self._reached: str | None = None
+        self._mesh: DeviceMesh | None = None
+
+    # -- into a call
+
+    def enter(self, found: FoundState) -> None:
+        """Let modules and optimizers hold plain parameters, which have no values yet."""
+        self.pairs, self.is_filled = {}, False
+        by_rest: dict[int, Pair] = {}
+        for module in _modules(found.modules):
+            for pair in self._of_modules.get(module, {}).values():
+                by_rest[id(pair.rest)] = pair
+        for module in _modules(found.modules):
+            for name, param in list(module._parameters.items()):
+                if isinstance(param, DTensor):
+                    pair = by_rest.get(id(param))
+                    if pair is None:
+                        pair = by_rest[id(param)] = self._adopt(name, param)
+                    self._of_modules.setdefault(module, {})[name] = pair
+                    self._enter_pair(pair)
+                    _put(module, name, pair.plain)
+        _refuse_held(found, by_rest)
+        for optimizer in found.optimizers:
+            _rekey(optimizer, lambda param: by_rest[id(param)].plain if id(param) in by_rest else param)
+
+    def _adopt(self, name: str, rest: Any) -> Pair:
+        """The pair of a DTensor that no call has made, such as that of a copied or loaded model."""
+        local = local_tensor(rest)
+        is_sharded = rest.placements[0].is_shard()
+        plain = nn.Parameter(_nowhere(rest) if is_sharded else local.detach(), requires_grad=rest.requires_grad)
+        return Pair(plain, rest, self._rows(rest) if is_sharded else None, name)
+
+    def _rows(self, param: torch.Tensor) -> Rows:
+        return Rows(len(param), self.meeting.rank, self.meeting.world)
+
+    def _enter_pair(self, pair: Pair) -> None:
+        plain, rest = pair.plain, pair.rest
+        if id(plain) in self.pairs:
+            return
+        self.pairs[id(plain)] = pair
+        pair.local = local_tensor(rest)
+        if pair.rows is None:
+            plain.data = pair.local.detach()
+        else:
+            if plain.dtype != rest.dtype or plain.shape != rest.shape:
+                pair.rows = self._rows(rest)
+                plain.data = _nowhere(rest)
+            set_local_tensor(rest, _nowhere(pair.local))
+        plain.requires_grad_(rest.requires_grad)
+        plain.__dict__.update({key: value for key, value in rest.__dict__.items() if key not in _OF_DTENSORS})
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Gather the values of sharded parameters, and take over gradients of earlier calls."""
+        gathers = []
+        for pair in self.pairs.values():
+            if pair.rows is not None and pair.local is not None:
+                like, dtype, device = pair.plain, pair.local.dtype, pair.local.device
+                whole = torch.empty_strided(like.shape, pair.rest.stride(), dtype=dtype, device=device)
+                gathers.append((pair, Gather(pair.rows, pair.local, whole)))
+        gather_rows(self.meeting, [gather for _, gather in gathers])
+        for pair, gather in gathers:
+            pair.plain.data = gather.whole
+        for pair in self.pairs.values():
+            if pair.rest is not None:
+                self._enter_gradient(pair)
+        self.is_filled = True
+
+    def _enter_gradient(self, pair: Pair) -> None:
+        grad, pair.rest.grad = pair.rest.grad, None
+        pair.plain.grad = None
+        if grad is None:
+            return
+        if isinstance(grad, DTensor):
+            if grad.placements != pair.rest.placements:
+                grad = grad.redistribute(placements=pair.rest.placements)
+            grad = local_tensor(grad)
+        if pair.rows is None:
+            pair.plain.grad = grad
+        else:
+            self.averager.gradients.add(pair.plain, pair.rows, grad)
+
+    def take_over(self, module: nn.Module, name: str, param: torch.Tensor, rows: Rows | None, title: str) -> None:
+        """Let a parameter that is new be a DTensor after this call."""
+        pair = self.pairs.get(id(param))
+        if pair is None:
+            pair = self.pairs[id(param)] = Pair(param, None, rows, title)
+        self._of_modules.setdefault(module, {})[name] = pair
+
+    # -- out of a call
+
+    @torch.no_grad()
+    def leave(self, found: FoundState) -> None:
+        """Let modules and optimizers hold DTensors, with the values of now."""
+        pairs, self._reached = self.pairs, None
+        for pair in pairs.values():
+            if pair.rest is not None and pair.rest.grad is not None and self.is_filled:
+                self._reached = pair.name
+            self._leave_pair(pair)
+        for module in _modules(found.modules):
+            for name, param in list(module._parameters.items()):
+                pair_ = pairs.get(id(param))
+                if pair_ is not None:
+                    self._of_modules.setdefault(module, {})[name] = pair_
+                    _put(module, name, pair_.rest)
+        for optimizer in found.optimizers:
+            _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
+        for pair in pairs.values():
+            if pair.rows is not None:
+                pair.plain.grad = None
+                pair.plain.data = _nowhere(pair.plain)
+        self.pairs = {}
+
+    def refuse_reached(self) -> None:
+        """Raise an error if a backward of the call has reached a DTensor."""
+        if self._reached is not None:
+            raise SPMDError(
+                f"A backward of the step reached parameter {self._reached} through an operation between calls.",
+                remedy="Compute it in the step, or detach it.",
+            )
+
+    def _leave_pair(self, pair: Pair) -> None:
+        plain, rest, local = pair.plain, pair.rest, pair.local
+        pair.local = None
+        if rest is not None and not self.is_filled:
+            if local is not None:
+                set_local_tensor(rest, local)
+            return
+        data = plain.detach()
+        rows = pair.rows = None if pair.rows is None else self._rows(data)
+        mine = data if rows is None else rows.of(data)
+        kind = (data.shape, data.dtype, data.device)
+        if rest is None or local is None or kind != (rest.shape, local.dtype, local.device):
+            pair.rest = rest = self._new_rest(plain, mine, rows)
+        elif rows is not None:
+            local.copy_(mine)
+            set_local_tensor(rest, local)
+        elif local.data_ptr() != mine.data_ptr():
+            set_local_tensor(rest, mine)
+        rest.requires_grad_(plain.requires_grad)
+        rest.__dict__.update(plain.__dict__)
+        self._leave_gradient(pair, rest)
+
+    def _leave_gradient(self, pair: Pair, rest: Any) -> None:
+        grad: Any = pair.plain.grad
+        if grad is not None:
+            if isinstance(grad, RowGradient) and grad.whole is None:
+                mine = grad.averaged
+            else:
+                values = grad.values() if isinstance(grad, RowGradient) else grad
+                dense = values.detach() if values.layout is torch.strided else values.detach().to_dense()
+                mine = dense if pair.rows is None else pair.rows.of(dense).clone()
+            grad = _dtensor(mine, rest.device_mesh, rest.placements, rest)
+        rest.grad = grad
+        pair.plain.grad = None if pair.rows is not None else pair.plain.grad
+
+    def _new_rest(self, plain: torch.Tensor, mine: torch.Tensor, rows: Rows | None) -> Any:
+        local = mine if rows is None else mine.clone(memory_format=torch.contiguous_format)
+        placements = [Replicate() if rows is None else Shard(0)]
+        return nn.Parameter(_dtensor(local, self.mesh(plain), placements, plain), requires_grad=plain.requires_grad)
+
+    def mesh(self, like: torch.Tensor) -> DeviceMesh:
+        """The mesh of all ranks."""
+        if self._mesh is None:
+            self._mesh = init_device_mesh(like.device.type, (self.meeting.world,))
+        return self._mesh
+
+    def state_at_rest(self, pair: Pair, value: Any) -> Any:
+        """A value of an optimizer's state as a DTensor, if it has an element for each of the parameter."""
+        if not pair.whole_state(value):
+            return value
+        mine = value if pair.rows is None else pair.rows.of(value).clone()
+        return self.state_of_rows(pair, mine)
+
+    def state_of_rows(self, pair: Pair, mine: torch.Tensor) -> Any:
+        """A DTensor of these rows."""
+        placements = [Replicate() if pair.rows is None else Shard(0)]
+        return _dtensor(mine, self.mesh(pair.plain), placements, pair.plain)
+
+
+# What is in the `__dict__` of a DTensor parameter.
+_OF_DTENSORS = ("_is_param", "_spec", "_local_tensor")
+
+
+def _modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for root in roots:
+        yield from root.modules()
+
+
+def _dtensor(local: torch.Tensor, mesh: DeviceMesh, placements: Any, like: torch.Tensor) -> DTensor:
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def _nowhere(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape without memory of its own. It is NaN, and cannot be written to."""
+    value = float("nan") if like.is_floating_point() or like.is_complex() else 0
+    local = local_tensor(like) if isinstance(like, DTensor) else like
+    return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
+
+
+def _put(module: nn.Module, name: str, value: Any) -> None:
+    """Register a parameter, also in the second list of weights that recurrent modules keep."""
+    module._parameters[name] = value
+    if isinstance(module, nn.RNNBase) and "_flat_weights" in module.__dict__:
+        module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
+
+
+def _refuse_held(found: FoundState, by_rest: dict[int, Pair]) -> None:
+    for tensor in found.tensors:
+        pair = by_rest.get(id(tensor))
+        if pair is not None:
+            raise SPMDError(
+                f"A list, a dict, an argument or an attribute is or holds the DTensor of parameter {pair.name}, which "
+                "the model does not use in a call.",
+                remedy="Make it before the first call or in the step.",
+            )
+
+
+def _rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:
+    """Put another form of each parameter into an optimizer, in its groups and as keys of its state."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [form(param) for param in group["params"]]
+    items = [(form(key), value) for key, value in optimizer.state.items()]
+    for _, values in items:
+        if isinstance(values, dict):
+            values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
+    optimizer.state.clear()
+    optimizer.state.update(items)

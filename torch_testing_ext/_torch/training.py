@@ -1,0 +1,113 @@
+"""Private names of autograd, optimizers and DTensor that the data-parallel compiler needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def tree() -> Any:
+    """The pytree module: `tree_flatten`, `tree_map`, `keystr` (torch 2.1 to 2.15)."""
+    from torch.utils import _pytree
+
+    return _pytree
+
+
+def local_tensor(dtensor: Any) -> torch.Tensor:
+    """The local tensor of a DTensor, without the autograd node and the overhead of `to_local` (torch 2.0 to 2.15)."""
+    local: torch.Tensor = dtensor._local_tensor
+    return local
+
+
+def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
+    """Replace the local tensor of `dtensor` with one of the same shape, dtype and device (torch 2.0 to 2.15)."""
+    dtensor._local_tensor = local
+
+
+def wrapper_of(cls: type, like: torch.Tensor) -> Any:
+    """A tensor of a subclass with the metadata of another tensor and no memory (torch 2.0 to 2.15)."""
+    return torch.Tensor._make_wrapper_subclass(
+        cls, like.shape, like.stride(), dtype=like.dtype, device=like.device, layout=like.layout
+    )
+
+
+# The `__torch_function__` of a subclass whose operations only its `__torch_dispatch__` sees (torch 1.13 to 2.15).
+no_torch_function = torch._C._disabled_torch_function_impl
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward on this thread (torch 1.13 to 2.15)."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+# torch.compile traces what autograd and optimizers call; this keeps a function out (torch 2.1 to 2.15).
+outside_dynamo: Callable[[Any], Any] = torch._compile._disable_dynamo
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call `function` when the backward that runs on this thread has ended (torch 1.0 to 2.15)."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
+def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
+    """Start to gather tensors of one size into a flat one, under the name that does not warn (torch 2.11 to 2.15)."""
+    import torch.distributed as dist
+
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather(into, mine, group=group, async_op=True)
+
+
+def reduce_scatter_into(into: torch.Tensor, parts: torch.Tensor, group: Any) -> Any:
+    """Start to sum parts over ranks, each for one rank, under the name that does not warn (torch 2.11 to 2.15)."""
+    import torch.distributed as dist
+
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return scatter(into, parts, group=group, async_op=True)
+
+
+def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks of others run before or after each step of an optimizer (torch 2.0 to 2.15)."""
+    from torch.optim import optimizer as module
+
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        module._global_optimizer_pre_hooks,
+        module._global_optimizer_post_hooks,
+    )
+    return any(not _is_ours(hook) for registry in hooks for hook in registry.values())
+
+
+def gradient_hooks(tensor: torch.Tensor) -> int:
+    """The number of hooks of others on a tensor's gradient (torch 2.1 to 2.15)."""
+    registries: Any = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    hooks = [hook for registry in registries if registry for hook in registry.values()]
+    return sum(not _is_ours(hook) for hook in hooks)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("torch_testing_ext.")
+
+
+def run_hook_last(tensor: torch.Tensor, handle: Any) -> bool:
+    """Let a post-accumulate hook run after those registered since. Returns whether it did already (torch 2.1 to 2.15).
+
+    torch reads the values of the dict itself, whose order `move_to_end` does not change.
+    """
+    hooks: Any = tensor._post_accumulate_grad_hooks
+    if next(reversed(hooks)) == handle.id:
+        return True
+    hooks[handle.id] = hooks.pop(handle.id)
+    return False
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The number of writes to a tensor's memory, its views included (torch 1.0 to 2.15)."""
+    return tensor._version
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
