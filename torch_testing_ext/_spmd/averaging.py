@@ -15,7 +15,7 @@ from .agreement import Meeting, Place
 from .buckets import Plan, agreed_order
 from .layout import Rows
 from .modes import SPMDError
-from .row_gradient import RowGradient, RowGradients
+from .row_tensor import RowTensor, RowTensors, is_kept
 
 
 @dataclass
@@ -73,12 +73,12 @@ class Averager:
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
-        self.gradients = RowGradients(meeting)
+        self.gradients = RowTensors(meeting)
         self.managed: list[Managed] = []
         # By `id`.
         self._index: dict[int, int] = {}
-        # The parameters with sparse gradients, which stay whole.
-        self.sparse: set[int] = set()
+        # The sharded parameters whose gradients stay whole: sparse ones, and those that something else keeps.
+        self.whole: set[int] = set()
         self._outside = History()
         self.history = self._outside
         self.limit: int | None = None
@@ -168,8 +168,9 @@ class Averager:
         backward = self.backward
         if backward is None or not backward.is_awaited:
             backward = self._enter(index)
-        if index in backward.reached:
+        if index in backward.reached or (self.managed[index].rows is not None and is_kept(param.grad)):
             backward.again.add(index)
+        if index in backward.reached:
             return
         backward.reached[index] = len(backward.reached) + 1
         if backward.plan is not None and index in backward.plan.expected and index not in backward.again:
@@ -225,7 +226,7 @@ class Averager:
         if plan is not None:
             is_as_expected = not left and len(backward.reached) == len(plan.expected)
             if not plan.finish(self.meeting, not is_as_expected):
-                plan.write_back(lambda index: True)
+                plan.write_back(plan.expected, ())
                 self._next()
                 return
         # A rank that has failed is not in the exchange.
@@ -240,23 +241,23 @@ class Averager:
         """Tell all ranks what this one has reached, average what no bucket has taken, and expect it from now on."""
         rows = self._exchange(backward, left)
         order = agreed_order([row[0] for row in rows])
-        self.sparse |= {index for row in rows for index, is_sparse in enumerate(row[2]) if is_sparse}
+        self.whole |= {index for row in rows for index, is_whole in enumerate(row[2]) if is_whole}
         lefts = {index for row in rows for index, is_left in enumerate(row[1]) if is_left}
         if plan is not None:
-            plan.write_back(lambda index: index in order and index not in lefts)
+            plan.write_back({*order}, lefts)
         rest = self._plan([index for index in order if index in lefts])
         if rest.buckets:
             rest.begin()
             rest.finish(self.meeting, False)
-            rest.write_back(lambda index: True)
+            rest.write_back(rest.expected, ())
         self.history.plans.pop(self.turn, None)
         if order and not any(any(row[3]) for row in rows):
             self.history.plans[self.turn] = self._plan(order)
 
     def _exchange(self, backward: _Backward, left: set[int]) -> list[list[list[int]]]:
-        """For each rank and parameter: its place, is something left, is it sparse, did it change in its bucket."""
-        sparse = {index for index in backward.reached if _is_sparse(self._param(index).grad)}
-        sets = left, sparse, backward.again
+        """For each rank and parameter: its place, is something left, does it stay whole, has its bucket left early."""
+        whole = {index for index in backward.reached if is_kept(self._param(index).grad)}
+        sets = left, whole, backward.again
         count = range(len(self.managed))
         numbers = [[backward.reached.get(index, 0) for index in count]]
         numbers += [[int(index in some) for index in count] for some in sets]
@@ -272,7 +273,10 @@ class Averager:
 
     def _rows(self, index: int) -> Rows | None:
         """The rows of a parameter whose gradient is sharded."""
-        return None if self.history.reads or index in self.sparse else self.managed[index].rows
+        if self.history.reads or index in self.whole or self.managed[index].rows is None:
+            return None
+        # A step may give it another shape.
+        return Rows(len(self._param(index)), self.meeting.rank, self.meeting.world)
 
     def _refuse_shared(self, reached: Iterable[int]) -> None:
         """Refuse two parameters with one gradient in memory: their sum, not each of them, was averaged twice."""
@@ -281,13 +285,9 @@ class Averager:
             grad = self._param(index).grad
             if grad is None or grad.layout is not torch.strided or not grad.numel():
                 continue
-            key = id(grad) if isinstance(grad, RowGradient) else grad.data_ptr()
+            key = id(grad) if isinstance(grad, RowTensor) else grad.data_ptr()
             if owners.setdefault(key, index) != index:
                 raise SPMDError(
                     "The gradients of two parameters are one tensor, which a backward would average twice.",
                     remedy="Set one of them to a clone, or to None, before backward().",
                 )
-
-
-def _is_sparse(grad: torch.Tensor | None) -> bool:
-    return grad is not None and grad.layout is not torch.strided

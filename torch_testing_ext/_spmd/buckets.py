@@ -1,6 +1,6 @@
 """Gradients travel in buckets: those of replicated parameters are summed, those of sharded ones reduce-scattered."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch_testing_ext._torch.training import copy_all, reduce_scatter_into
 
 from .agreement import Meeting
 from .layout import Rows, as_real
-from .row_gradient import RowGradient, RowGradients
+from .row_tensor import RowTensor, RowTensors
 
 _MIB = 2**20
 
@@ -55,11 +55,11 @@ class Bucket:
         self._work = None
         return bool(self.flat[-1])
 
-    def write_back(self, wanted: Callable[[int], bool]) -> None:
-        """Overwrite gradients with their means."""
+    def write_back(self, order: Collection[int], left: Collection[int]) -> None:
+        """Overwrite gradients that any rank has reached with their means, unless something is left to average."""
         targets, means = [], []
         for index, param, view in zip(self.indices, self.params, self.views, strict=True):
-            if not wanted(index):
+            if index not in order or index in left:
                 continue
             grad = param.grad
             mean = torch.view_as_complex(view) if param.is_complex() else view
@@ -78,12 +78,14 @@ class RowBucket:
     """Gradients of which each rank gets the means of its rows. They are freed when they leave."""
 
     def __init__(
-        self, indices: Sequence[int], params: Sequence[torch.Tensor], rows: Sequence[Rows], gradients: RowGradients
+        self, indices: Sequence[int], params: Sequence[torch.Tensor], rows: Sequence[Rows], gradients: RowTensors
     ) -> None:
         self.indices, self.params, self.rows, self.gradients = indices, params, rows, gradients
         self.widths = [of_param.width(as_real(param)) for of_param, param in zip(rows, params, strict=True)]
         self.nbytes = sum(param.nbytes for param in params)
         self.missing = 0
+        # The gradients that are to get the means.
+        self._waiting: list[RowTensor | None] = []
         self._parts: torch.Tensor | None = None
         self._mine = torch.empty(0)
         self._work: Any = None
@@ -93,10 +95,12 @@ class RowBucket:
         like = as_real(self.params[0])
         parts = like.new_zeros(meeting.world, sum(self.widths) + 1)
         columns = parts[:, :-1].split(self.widths, 1)  # type: ignore[no-untyped-call]
+        self._waiting = []
         for param, rows, into in zip(self.params, self.rows, columns, strict=True):
-            grad = _take(param)
-            if grad is not None:
-                rows.pack(dense(grad), into)
+            gradient, taken = self.gradients.take(param, rows)
+            self._waiting.append(gradient)
+            if taken is not None:
+                rows.pack(dense(taken), into)
         parts[:, -1] = meeting.world if flag else 0
         parts.div_(meeting.world)
         self._mine = like.new_empty(parts.shape[1])
@@ -104,29 +108,23 @@ class RowBucket:
         self._work = reduce_scatter_into(self._mine, parts.view(-1), meeting.group)
 
     def finish(self) -> bool:
-        """Wait, free what was sent, and add the means to the rows. Returns whether any rank has set the flag."""
-        if self._work is None:
-            return False
-        self._work.wait()
+        """Wait, and free what was sent. Returns whether any rank has set the flag."""
+        if self._work is not None:
+            self._work.wait()
         self._work = self._parts = None
-        flagged = bool(self._mine[-1])
+        return bool(self._mine[-1])
+
+    def write_back(self, order: Collection[int], left: Collection[int]) -> None:
+        """Add the means to the rows of gradients that any rank has reached."""
         columns = self._mine[:-1].split(self.widths)  # type: ignore[no-untyped-call]
-        for param, rows, mean in zip(self.params, self.rows, columns, strict=True):
-            local = rows.of(as_real(param))
-            mean = mean[: local.numel()].view(local.shape)
-            self.gradients.add(param, rows, torch.view_as_complex(mean) if param.is_complex() else mean)
-        self._mine = torch.empty(0)
-        return flagged
-
-
-def _take(param: torch.Tensor) -> torch.Tensor | None:
-    """What this rank has accumulated of a gradient since its rows were averaged. The parameter loses it."""
-    grad = param.grad
-    if isinstance(grad, RowGradient):
-        taken, grad.local = grad.local, None
-        return taken
-    param.grad = None
-    return grad
+        places = zip(self.indices, self.params, self.rows, columns, self._waiting, strict=True)
+        for index, param, rows, mean, gradient in places:
+            if index in order:
+                local = rows.of(as_real(param))
+                mean = mean[: local.numel()].view(local.shape)
+                mean = torch.view_as_complex(mean) if param.is_complex() else mean
+                self.gradients.give(param, rows, mean, gradient)
+        self._mine, self._waiting = torch.empty(0), []
 
 
 class Plan:
@@ -137,7 +135,7 @@ class Plan:
         order: Sequence[int],
         params: Sequence[torch.Tensor],
         rows: Sequence[Rows | None],
-        gradients: RowGradients,
+        gradients: RowTensors,
         limit: int | None,
     ) -> None:
         """`params` and `rows` are those of `order`; `rows` is None for a gradient that stays whole."""
@@ -202,11 +200,10 @@ class Plan:
         self.flagged |= self.buckets[self.unfinished].finish()
         self.unfinished += 1
 
-    def write_back(self, wanted: Callable[[int], bool]) -> None:
-        """Overwrite whole gradients with their means."""
+    def write_back(self, order: Collection[int], left: Collection[int]) -> None:
+        """Let the gradients that any rank has reached be means. Of those that are left, only what has been sent."""
         for bucket in self.buckets:
-            if isinstance(bucket, Bucket):
-                bucket.write_back(wanted)
+            bucket.write_back(order, left)
 
 
 def _limit(total: int, params: Sequence[torch.Tensor]) -> int:

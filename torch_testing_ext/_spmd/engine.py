@@ -26,7 +26,7 @@ from .finding import FoundState, find_state
 from .layout import Rows, as_real
 from .modes import DataParallel, SPMDError, explained
 from .resting import Pair, Resting
-from .row_gradient import RowGradient
+from .row_tensor import RowTensor
 from .row_updates import RowUpdates, why_whole
 
 
@@ -101,8 +101,6 @@ class Engine:
         admission.admit_modules(found.modules)
         self._admit_distributed(step.mode, found)
         self.resting.enter(found)
-        for optimizer in found.optimizers:
-            self.updates.rest_states(optimizer, is_entering=True)
         params, buffers = named_state(found)
         fresh = [(name, param) for name, param in params if self._is_new(param)]
         optimizers = [optimizer for optimizer in found.optimizers if optimizer not in self._optimizers]
@@ -119,6 +117,7 @@ class Engine:
         if is_new:
             self._compare(params, buffers, optimizers)
         self.resting.fill()
+        self.updates.enter(found.optimizers)
         if is_new:
             self._take_over(step, found, fresh, buffers, optimizers)
         if shares:
@@ -207,8 +206,8 @@ class Engine:
         """End a call that has succeeded."""
         averager, pairs = self.averager, self.resting.pairs
         averager.end()
-        for gradient in gradients_in(result) if pairs else ():
-            gradient.values()
+        for held in row_tensors_in(result) if pairs else ():
+            held.values()
         self.meeting.check()
         if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
             self.meeting.watched = [pair.plain for pair in pairs.values()]
@@ -218,8 +217,7 @@ class Engine:
     def _leave(self, found: FoundState) -> None:
         """Give model and optimizers their form between calls, also after an error."""
         self.updates.restore()
-        for optimizer in found.optimizers:
-            self.updates.rest_states(optimizer, is_entering=False)
+        self.updates.leave(found.optimizers)
         self.resting.leave(found)
         self.averager.leave()
         self.meeting.end()
@@ -270,9 +268,9 @@ def _run(step: Any, args: Any, kwargs: Any) -> Any:
         ) from error
 
 
-def gradients_in(result: Any) -> list[RowGradient]:
-    """The gradients that a step returns, of which each rank has rows."""
-    return [leaf for leaf in tree().tree_leaves(result) if isinstance(leaf, RowGradient)]
+def row_tensors_in(result: Any) -> list[RowTensor]:
+    """The gradients and states that a step returns, of which each rank has rows."""
+    return [leaf for leaf in tree().tree_leaves(result) if isinstance(leaf, RowTensor)]
 
 
 def outward(result: Any, pairs: Mapping[int, Pair]) -> Any:
@@ -282,7 +280,7 @@ def outward(result: Any, pairs: Mapping[int, Pair]) -> Any:
         pair = pairs.get(id(leaf))
         if pair is not None and pair.plain is leaf:
             return pair.rest
-        return leaf.values() if isinstance(leaf, RowGradient) else leaf
+        return leaf.values() if isinstance(leaf, RowTensor) else leaf
 
     leaves = tree().tree_leaves(result)
     is_same = all(form(leaf) is leaf for leaf in leaves)
@@ -324,7 +322,7 @@ def named_state(found: FoundState) -> tuple[list[tuple[str, Any]], list[Named]]:
 def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
     """The plain tensors in the states of optimizers."""
     leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
 
 
 @torch.no_grad()

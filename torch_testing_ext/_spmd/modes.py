@@ -40,13 +40,15 @@ def explained(error: BaseException) -> BaseException:
             return SPMDError(error.what, where=user_line_of(error), remedy=error.remedy)
         return error
     files = [entry.filename for entry in traceback.extract_tb(error.__traceback__)[-3:]]
-    if not any(file.startswith(os.path.join(_TORCH, "distributed", "")) for file in files):
+    is_distributed = any(file.startswith(os.path.join(_TORCH, "distributed", "")) for file in files)
+    if not is_distributed and "DTensor" not in str(error):
         return error
     text = (str(error) or type(error).__name__).splitlines()[0][:300]
     return SPMDError(
         f"torch.distributed raised {type(error).__name__}: {text}",
         where=user_line_of(error),
-        remedy="In a step, parameters are whole and plain on every rank; what else it distributes is its own.",
+        remedy="In a step, parameters and gradients are whole and plain, and states of optimizers are DTensors. "
+        "Take full_tensor() of a DTensor that meets a plain tensor.",
     )
 
 

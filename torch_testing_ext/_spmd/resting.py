@@ -11,14 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import local_tensor, set_local_tensor
+from torch_testing_ext._torch.training import MemoryReference, local_tensor, set_local_tensor
 
 from .agreement import Meeting
 from .averaging import Averager
 from .finding import FoundState
 from .layout import Rows
 from .modes import SPMDError
-from .row_gradient import Gather, RowGradient, gather_rows
+from .row_tensor import Gather, RowTensor, gather_rows
 
 
 @dataclass
@@ -34,11 +34,21 @@ class Pair:
     name: str
     # In a call: the local tensor of `rest`, to which the rows return. It is the same memory in all calls.
     local: torch.Tensor | None = None
+    # The memory of the parameter and of its whole gradient in the last call, which something may have kept.
+    memory: MemoryReference | None = None
+    memory_of_gradient: MemoryReference | None = None
+
+    def local_of(self, value: DTensor) -> torch.Tensor:
+        """The local tensor of a gradient or a state between calls."""
+        placements = [Replicate() if self.rows is None else Shard(0)]
+        return local_tensor(
+            value if list(value.placements) == placements else value.redistribute(placements=placements)
+        )
 
     def whole_state(self, value: Any) -> bool:
         """Whether this is a whole tensor of an optimizer's state, with an element for each of the parameter."""
-        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-        return is_plain and value.dim() > 0 and value.shape == self.plain.shape
+        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, (DTensor, RowTensor))
+        return is_plain and value.layout is torch.strided and value.dim() > 0 and value.shape == self.plain.shape
 
 
 class Resting:
@@ -97,6 +107,7 @@ class Resting:
         if pair.rows is None:
             plain.data = pair.local.detach()
         else:
+            _refuse_written(pair)
             if plain.dtype != rest.dtype or plain.shape != rest.shape:
                 pair.rows = self._rows(rest)
                 plain.data = _nowhere(rest)
@@ -111,7 +122,9 @@ class Resting:
         for pair in self.pairs.values():
             if pair.rows is not None and pair.local is not None:
                 like, dtype, device = pair.plain, pair.local.dtype, pair.local.device
-                whole = torch.empty_strided(like.shape, pair.rest.stride(), dtype=dtype, device=device)
+                whole = None if pair.memory is None else pair.memory.tensor(like.shape, pair.rest.stride(), dtype)
+                if whole is None:
+                    whole = torch.empty_strided(like.shape, pair.rest.stride(), dtype=dtype, device=device)
                 gathers.append((pair, Gather(pair.rows, pair.local, whole)))
         gather_rows(self.meeting, [gather for _, gather in gathers])
         for pair, gather in gathers:
@@ -120,6 +133,11 @@ class Resting:
             if pair.rest is not None:
                 self._enter_gradient(pair)
         self.is_filled = True
+        if any(
+            pair.memory_of_gradient is not None and pair.memory_of_gradient.is_alive for pair in self.pairs.values()
+        ):
+            # What something has kept of gradients goes on to show them.
+            self.averager.gradients.read()
 
     def _enter_gradient(self, pair: Pair) -> None:
         grad, pair.rest.grad = pair.rest.grad, None
@@ -127,13 +145,12 @@ class Resting:
         if grad is None:
             return
         if isinstance(grad, DTensor):
-            if grad.placements != pair.rest.placements:
-                grad = grad.redistribute(placements=pair.rest.placements)
-            grad = local_tensor(grad)
+            grad = pair.local_of(grad)
         if pair.rows is None:
             pair.plain.grad = grad
         else:
             self.averager.gradients.add(pair.plain, pair.rows, grad)
+            pair.plain.grad.memory = pair.memory_of_gradient
 
     def take_over(self, module: nn.Module, name: str, param: torch.Tensor, rows: Rows | None, title: str) -> None:
         """Let a parameter that is new be a DTensor after this call."""
@@ -162,9 +179,19 @@ class Resting:
             _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
         for pair in pairs.values():
             if pair.rows is not None:
-                pair.plain.grad = None
-                pair.plain.data = _nowhere(pair.plain)
+                self._forget_whole(pair)
         self.pairs = {}
+
+    def _forget_whole(self, pair: Pair) -> None:
+        """Free the memory of a whole parameter and its gradient. If something keeps it, the next call uses it again."""
+        plain, grad = pair.plain, pair.plain.grad
+        if self.is_filled:
+            whole = grad.whole if isinstance(grad, RowTensor) else grad
+            has_memory = whole is not None and whole.layout is torch.strided and not isinstance(whole, RowTensor)
+            pair.memory = MemoryReference(plain)
+            pair.memory_of_gradient = MemoryReference(whole) if whole is not None and has_memory else None
+        plain.grad = None
+        plain.data = _nowhere(plain)
 
     def refuse_reached(self) -> None:
         """Raise an error if a backward of the call has reached a DTensor."""
@@ -198,16 +225,18 @@ class Resting:
 
     def _leave_gradient(self, pair: Pair, rest: Any) -> None:
         grad: Any = pair.plain.grad
-        if grad is not None:
-            if isinstance(grad, RowGradient) and grad.whole is None:
-                mine = grad.averaged
-            else:
-                values = grad.values() if isinstance(grad, RowGradient) else grad
-                dense = values.detach() if values.layout is torch.strided else values.detach().to_dense()
-                mine = dense if pair.rows is None else pair.rows.of(dense).clone()
-            grad = _dtensor(mine, rest.device_mesh, rest.placements, rest)
-        rest.grad = grad
-        pair.plain.grad = None if pair.rows is not None else pair.plain.grad
+        rest.grad = None
+        if isinstance(grad, RowTensor) and grad.whole is None:
+            # None if an error has interrupted its average.
+            mine = grad.mine
+        elif grad is None:
+            mine = None
+        else:
+            values = grad.values() if isinstance(grad, RowTensor) else grad
+            dense = values.detach() if values.layout is torch.strided else values.detach().to_dense()
+            mine = dense if pair.rows is None else pair.rows.of(dense).clone()
+        if mine is not None:
+            rest.grad = _dtensor(mine, rest.device_mesh, rest.placements, rest)
 
     def _new_rest(self, plain: torch.Tensor, mine: torch.Tensor, rows: Rows | None) -> Any:
         local = mine if rows is None else mine.clone(memory_format=torch.contiguous_format)
@@ -224,11 +253,10 @@ class Resting:
         """A value of an optimizer's state as a DTensor, if it has an element for each of the parameter."""
         if not pair.whole_state(value):
             return value
-        mine = value if pair.rows is None else pair.rows.of(value).clone()
-        return self.state_of_rows(pair, mine)
+        return self.state_of_rows(pair, value if pair.rows is None else pair.rows.of(value).clone())
 
     def state_of_rows(self, pair: Pair, mine: torch.Tensor) -> Any:
-        """A DTensor of these rows."""
+        """A DTensor with this local tensor."""
         placements = [Replicate() if pair.rows is None else Shard(0)]
         return _dtensor(mine, self.mesh(pair.plain), placements, pair.plain)
 
@@ -251,6 +279,17 @@ def _nowhere(like: torch.Tensor) -> torch.Tensor:
     value = float("nan") if like.is_floating_point() or like.is_complex() else 0
     local = local_tensor(like) if isinstance(like, DTensor) else like
     return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
+
+
+def _refuse_written(pair: Pair) -> None:
+    """Refuse what has been written to a plain parameter between calls, when it has no values."""
+    plain = pair.plain.detach()
+    if plain.is_floating_point() and plain.numel() and not plain.as_strided((), ()).isnan():
+        raise SPMDError(
+            f"Something has written to parameter {pair.name} between calls, by an object that was taken before the "
+            "first call or in a step.",
+            remedy="Take the parameter from the model, where it is a DTensor between calls.",
+        )
 
 
 def _put(module: nn.Module, name: str, value: Any) -> None:

@@ -1,19 +1,20 @@
 """Optimizers of sharded parameters: elementwise ones update the rank's rows, others the whole."""
 
+import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import local_tensor, optimizer_has_hooks, outside_dynamo, version_of
+from torch_testing_ext._torch.training import optimizer_has_hooks, outside_dynamo, version_of
 
 from .agreement import Place
 from .averaging import Averager
 from .resting import Pair, Resting
-from .row_gradient import Gather, RowGradient, gather_rows
+from .row_tensor import Gather, RowTensor, RowTensors, gather_rows
 
 # Each element of their updates depends on that element alone.
 _ELEMENTWISE = frozenset(
@@ -41,6 +42,8 @@ class RowUpdates:
 
     def __init__(self, averager: Averager, resting: Resting) -> None:
         self.averager, self.resting = averager, resting
+        # The states of optimizers in a call.
+        self.states = RowTensors(averager.meeting)
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # In a step of an optimizer: its parameters on rows.
         self._active: list[_OnRows] = []
@@ -59,7 +62,7 @@ class RowUpdates:
         pairs = self._sharded(optimizer)
         if not pairs:
             return None
-        changed = _with_result_of_closure(args, kwargs)
+        changed = _with_result_of_closure(args, kwargs) if why_whole(optimizer) is None else None
         with torch.no_grad():
             self._prepare(optimizer, pairs)
         return changed
@@ -76,7 +79,7 @@ class RowUpdates:
             self._make_whole(optimizer, pairs)
             return
         for pair in pairs:
-            on_rows = _OnRows(pair, optimizer, self.resting)
+            on_rows = _OnRows(pair, optimizer, self.states)
             on_rows.enter()
             self._active.append(on_rows)
 
@@ -88,9 +91,6 @@ class RowUpdates:
         for on_rows in active:
             gathers += on_rows.leave()
         gather_rows(self.averager.meeting, gathers)
-        if not active and why_whole(optimizer) is None:
-            # It ran whole because of sparse gradients.
-            self.rest_states(optimizer, is_entering=False)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -100,18 +100,37 @@ class RowUpdates:
         for on_rows in active:
             on_rows.leave()
 
-    @torch.no_grad()
-    def rest_states(self, optimizer: Optimizer, is_entering: bool) -> None:
-        """Let states that have an element for each of a parameter be DTensors between calls, as the parameter is."""
-        whole = why_whole(optimizer) is not None
+    def _states(self, optimizer: Optimizer) -> Iterator[tuple[Pair, dict[str, Any], str, Any]]:
+        """The states of parameters that are DTensors between calls."""
         for group in optimizer.param_groups:
-            for pair in filter(None, (self.resting.pairs.get(id(param)) for param in group["params"])):
-                values = optimizer.state.get(pair.plain) or {}
+            for param in group["params"]:
+                pair = self.resting.pairs.get(id(param))
+                values = {} if pair is None else optimizer.state.get(param) or {}
                 for name, value in list(values.items()):
-                    if not is_entering and not (whole and pair.rows is not None):
-                        values[name] = self.resting.state_at_rest(pair, value)
-                    elif is_entering and pair.rows is None and isinstance(value, DTensor):
-                        values[name] = local_tensor(value)
+                    if pair is not None:
+                        yield pair, values, name, value
+
+    @torch.no_grad()
+    def enter(self, optimizers: Iterable[Optimizer]) -> None:
+        """Let states be plain in a call: whole ones, or rows that are gathered when the step uses them."""
+        self.states.begin()
+        for pair, values, name, value in itertools.chain.from_iterable(map(self._states, optimizers)):
+            if isinstance(value, DTensor):
+                local = pair.local_of(value)
+                values[name] = local if pair.rows is None else self.states.hold(pair.plain, pair.rows, local)
+
+    @torch.no_grad()
+    def leave(self, optimizers: Iterable[Optimizer]) -> None:
+        """Let states that have an element for each of a parameter be DTensors between calls, as the parameter is."""
+        for optimizer in optimizers:
+            whole = why_whole(optimizer) is not None
+            for pair, values, name, value in self._states(optimizer):
+                if isinstance(value, RowTensor):
+                    mine = value.current_rows()
+                    assert mine is not None
+                    values[name] = self.resting.state_of_rows(pair, mine)
+                elif pair.rows is None or not whole:
+                    values[name] = self.resting.state_at_rest(pair, value)
 
     def _sharded(self, optimizer: Optimizer) -> list[Pair]:
         pairs = self.resting.pairs
@@ -123,26 +142,14 @@ class RowUpdates:
         gradients = self.averager.gradients
         if any(_plain_gradient(pair) is None and pair.plain.grad is not None for pair in pairs):
             gradients.read()
-        make_states_whole(self.averager.meeting, optimizer, pairs)
-
-
-def make_states_whole(meeting: Any, optimizer: Optimizer, pairs: Sequence[Pair]) -> None:
-    """Gather the states of which ranks have rows."""
-    gathers = []
-    for pair in pairs:
-        values = optimizer.state.get(pair.plain) or {}
-        for name, value in values.items():
-            if isinstance(value, DTensor) and pair.rows is not None:
-                local = local_tensor(value)
-                whole = torch.empty_strided(value.shape, value.stride(), dtype=local.dtype, device=local.device)
-                gathers.append(Gather(pair.rows, local, whole))
-                values[name] = whole
-    gather_rows(meeting, gathers)
+        for _, values, name, value in self._states(optimizer):
+            if isinstance(value, RowTensor):
+                values[name] = value.values()
 
 
 def _plain_gradient(pair: Pair) -> torch.Tensor | None:
     grad = pair.plain.grad
-    return None if isinstance(grad, RowGradient) and grad.whole is None else grad
+    return None if isinstance(grad, RowTensor) and grad.whole is None else grad
 
 
 def _with_result_of_closure(args: Any, kwargs: Any) -> Any:
@@ -160,14 +167,15 @@ def _with_result_of_closure(args: Any, kwargs: Any) -> Any:
 class _OnRows:
     """A parameter while its optimizer updates rows."""
 
-    def __init__(self, pair: Pair, optimizer: Optimizer, resting: Resting) -> None:
-        self.pair, self.optimizer, self.resting = pair, optimizer, resting
+    def __init__(self, pair: Pair, optimizer: Optimizer, states: RowTensors) -> None:
+        self.pair, self.optimizer, self.states = pair, optimizer, states
         self.whole: torch.Tensor = pair.plain.data
         self.grad = pair.plain.grad
         # The whole gradient, and its version before the step.
         self.whole_grad = _plain_gradient(pair)
         self.version = 0
-        self.states: dict[str, DTensor] = {}
+        # The states that were there before the step.
+        self.held: dict[str, RowTensor] = {}
 
     def enter(self) -> None:
         """Let parameter, gradient and states be rows."""
@@ -175,21 +183,22 @@ class _OnRows:
         assert rows is not None
         mine = None
         if self.whole_grad is not None:
-            whole_grad = self.whole_grad.values() if isinstance(self.whole_grad, RowGradient) else self.whole_grad
-            self.whole_grad, self.version = whole_grad, version_of(whole_grad)
-            mine = rows.of(whole_grad)
+            if isinstance(self.whole_grad, RowTensor):
+                self.whole_grad = self.whole_grad.values()
+            self.version = version_of(self.whole_grad)
+            mine = rows.of(self.whole_grad)
         elif self.grad is not None:
-            mine = self.grad.averaged
+            mine = self.grad.mine
+        values = self.optimizer.state.get(plain) or {}
+        for name, value in list(values.items()):
+            if self.pair.whole_state(value):
+                value = self.states.hold(plain, rows, rows.of(value).clone())
+            if isinstance(value, RowTensor):
+                self.held[name] = value
+                values[name] = value.current_rows()
         plain.grad = None
         plain.data = rows.of(self.whole)
         plain.grad = mine
-        values = self.optimizer.state.get(plain) or {}
-        for name, value in list(values.items()):
-            if not isinstance(value, DTensor) and self.whole.shape == getattr(value, "shape", ()) and value.dim():
-                value = self.resting.state_of_rows(self.pair, rows.of(value).clone())
-            if isinstance(value, DTensor):
-                self.states[name] = value
-                values[name] = local_tensor(value)
 
     def leave(self) -> list[Gather]:
         """Let them be whole again. Returns what is to be gathered."""
@@ -199,16 +208,18 @@ class _OnRows:
         plain.grad = None
         plain.data = self.whole
         plain.grad = self.grad
+        gathers: list[Gather] = []
         values = self.optimizer.state.get(plain) or {}
         for name, value in list(values.items()):
-            before = self.states.get(name)
-            if before is not None and local_tensor(before) is value:
-                values[name] = before
+            held = self.held.get(name)
+            if held is not None and held.mine is not None and held.mine is value:
+                values[name] = held
+                if held.whole is not None:
+                    gathers.append(Gather(rows, held.mine, held.whole))
             elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
-                values[name] = self.resting.state_of_rows(self.pair, value)
-        if self.grad is None:
-            return []
-        gathers = [Gather(rows, rows.of(self.whole).clone(), self.whole)]
+                values[name] = self.states.hold(plain, rows, value)
+        if self.grad is not None:
+            gathers.append(Gather(rows, rows.of(self.whole).clone(), self.whole))
         if self.whole_grad is not None and version_of(self.whole_grad) != self.version:
             # Some optimizers use it as a buffer.
             gathers.append(Gather(rows, rows.of(self.whole_grad).clone(), self.whole_grad))

@@ -24,6 +24,37 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
+def holders_of_memory(tensor: torch.Tensor) -> int:
+    """The number of tensors, arrays and graphs that hold the memory of a tensor (torch 2.11 to 2.15)."""
+    storage = tensor.untyped_storage()
+    # That object is one of them.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1
+
+
+class MemoryReference:
+    """A weak reference to the memory of a plain tensor, which other tensors may keep alive (torch 2.0 to 2.15)."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self._offset, self._kind = tensor.storage_offset(), (tensor.shape, tensor.stride(), tensor.dtype)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether something keeps the memory."""
+        return not self._storage.expired()  # type: ignore[no-untyped-call]
+
+    def tensor(self, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """The tensor again, if something keeps its memory and it is of this kind."""
+        if self._kind != (shape, stride, dtype):
+            return None
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        if storage is None:
+            return None
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, self._offset, shape, stride)
+
+
 def wrapper_of(cls: type, like: torch.Tensor) -> Any:
     """A tensor of a subclass with the metadata of another tensor and no memory (torch 2.0 to 2.15)."""
     return torch.Tensor._make_wrapper_subclass(
