@@ -1,4 +1,4 @@
-"""Gradients travel in buckets: those of replicated parameters are summed, those of sharded ones reduce-scattered."""
+"""Gradients travel in buckets: replicated ones are summed in all ranks, rows of sharded ones in the rank that has them."""
 
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._torch.training import copy_all, reduce_scatter_into
+from torch_testing_ext._torch.training import copy_all
 
 from .agreement import Meeting
 from .layout import Rows, as_real
@@ -86,32 +86,39 @@ class RowBucket:
         self.missing = 0
         # The gradients that are to get the means.
         self._waiting: list[RowTensor | None] = []
-        self._parts: torch.Tensor | None = None
+        # What is sent, and what comes: a row from each rank for each.
+        self._parts = self._received = torch.empty(0)
         self._mine = torch.empty(0)
         self._work: Any = None
 
     def start(self, meeting: Meeting, flag: bool) -> None:
         """Send the gradients, and free them. A parameter without one counts as zeros."""
         like = as_real(self.params[0])
-        parts = like.new_zeros(meeting.world, sum(self.widths) + 1)
-        columns = parts[:, :-1].split(self.widths, 1)  # type: ignore[no-untyped-call]
+        shape = meeting.world, sum(self.widths) + 1
+        is_full = all(rows.is_even for rows in self.rows)
+        parts = like.new_empty(shape) if is_full else like.new_zeros(shape)
         self._waiting = []
+        columns = parts[:, :-1].split(self.widths, 1)  # type: ignore[no-untyped-call]
         for param, rows, into in zip(self.params, self.rows, columns, strict=True):
             gradient, taken = self.gradients.take(param, rows)
             self._waiting.append(gradient)
-            if taken is not None:
+            if taken is None:
+                into.zero_()
+            else:
                 rows.pack(dense(taken), into)
         parts[:, -1] = meeting.world if flag else 0
+        # Before the sum, which float16 may not hold.
         parts.div_(meeting.world)
-        self._mine = like.new_empty(parts.shape[1])
-        self._parts = parts
-        self._work = reduce_scatter_into(self._mine, parts.view(-1), meeting.group)
+        self._parts, self._received = parts, torch.empty_like(parts)
+        self._work = dist.all_to_all_single(self._received.view(-1), parts.view(-1), group=meeting.group, async_op=True)
 
     def finish(self) -> bool:
-        """Wait, and free what was sent. Returns whether any rank has set the flag."""
+        """Wait, sum what has come, and free what was sent. Returns whether any rank has set the flag."""
         if self._work is not None:
             self._work.wait()
-        self._work = self._parts = None
+            self._mine = self._received.sum(0, dtype=self._received.dtype)
+        self._work = None
+        self._parts = self._received = torch.empty(0)
         return bool(self._mine[-1])
 
     def write_back(self, order: Collection[int], left: Collection[int]) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import MemoryReference, local_tensor, set_local_tensor
+from torch_testing_ext._torch.training import MemoryReference, holders_of_memory, local_tensor, set_local_tensor
 
 from .agreement import Meeting
 from .averaging import Averager
@@ -32,7 +32,7 @@ class Pair:
     # None if it is replicated.
     rows: Rows | None
     name: str
-    # In a call: the local tensor of `rest`, to which the rows return. It is the same memory in all calls.
+    # In a call: the local tensor of `rest`, to which the rows return, if something else holds its memory.
     local: torch.Tensor | None = None
     # The memory of the parameter and of its whole gradient in the last call, which something may have kept.
     memory: MemoryReference | None = None
@@ -129,6 +129,8 @@ class Resting:
         gather_rows(self.meeting, [gather for _, gather in gathers])
         for pair, gather in gathers:
             pair.plain.data = gather.whole
+            if holders_of_memory(gather.mine) == 1:
+                pair.local = None
         for pair in self.pairs.values():
             if pair.rest is not None:
                 self._enter_gradient(pair)
@@ -212,12 +214,11 @@ class Resting:
         rows = pair.rows = None if pair.rows is None else self._rows(data)
         mine = data if rows is None else rows.of(data)
         kind = (data.shape, data.dtype, data.device)
-        if rest is None or local is None or kind != (rest.shape, local.dtype, local.device):
+        if rest is None or kind != (rest.shape, rest.dtype, rest.device):
             pair.rest = rest = self._new_rest(plain, mine, rows)
         elif rows is not None:
-            local.copy_(mine)
-            set_local_tensor(rest, local)
-        elif local.data_ptr() != mine.data_ptr():
+            set_local_tensor(rest, _own(mine) if local is None else local.copy_(mine))
+        elif local is not None and local.data_ptr() != mine.data_ptr():
             set_local_tensor(rest, mine)
         rest.requires_grad_(plain.requires_grad)
         rest.__dict__.update(plain.__dict__)
@@ -239,7 +240,7 @@ class Resting:
             rest.grad = _dtensor(mine, rest.device_mesh, rest.placements, rest)
 
     def _new_rest(self, plain: torch.Tensor, mine: torch.Tensor, rows: Rows | None) -> Any:
-        local = mine if rows is None else mine.clone(memory_format=torch.contiguous_format)
+        local = mine if rows is None else _own(mine)
         placements = [Replicate() if rows is None else Shard(0)]
         return nn.Parameter(_dtensor(local, self.mesh(plain), placements, plain), requires_grad=plain.requires_grad)
 
@@ -272,6 +273,11 @@ def _modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 def _dtensor(local: torch.Tensor, mesh: DeviceMesh, placements: Any, like: torch.Tensor) -> DTensor:
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+
+
+def _own(rows: torch.Tensor) -> torch.Tensor:
+    """A copy of rows, without the rest of the whole."""
+    return rows.clone(memory_format=torch.contiguous_format)
 
 
 def _nowhere(like: torch.Tensor) -> torch.Tensor:

@@ -89,14 +89,6 @@ def gather_into(into: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
     return gather(into, mine, group=group, async_op=True)
 
 
-def reduce_scatter_into(into: torch.Tensor, parts: torch.Tensor, group: Any) -> Any:
-    """Start to sum parts over ranks, each for one rank, under the name that does not warn (torch 2.11 to 2.15)."""
-    import torch.distributed as dist
-
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return scatter(into, parts, group=group, async_op=True)
-
-
 def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks of others run before or after each step of an optimizer (torch 2.0 to 2.15)."""
     from torch.optim import optimizer as module
@@ -142,3 +134,10 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def dispatch_mode_class() -> type:
+    """`TorchDispatchMode`, the base of modes that see every operation (torch 2.0 to 2.15)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
