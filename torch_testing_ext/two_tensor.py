@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_testing_ext._torch import tracing
+from torch_testing_ext._torch import training
 from torch_testing_ext._torch.tensors import tensor_subclasses
 
 
@@ -91,7 +91,7 @@ def _run(func: Any, part: str, args: Any, kwargs: Any) -> Any:
     return func(*unwrap(args), **unwrap(kwargs))
 
 
-_DispatchMode: Any = tracing.dispatch_mode_class()
+_DispatchMode: Any = training.dispatch_mode_class()
 
 
 class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]

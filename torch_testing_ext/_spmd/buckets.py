@@ -1,4 +1,4 @@
-"""Gradients travel in buckets: replicated ones are summed in all ranks, rows of sharded ones in the rank that has them."""
+"""Gradients travel in buckets: those of replicated parameters whole, rows of others to the rank that has them."""
 
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any

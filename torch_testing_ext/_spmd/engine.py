@@ -151,9 +151,10 @@ class Engine:
     ) -> None:
         """Raise an error if the state cannot be made data parallel."""
         admission.admit_tensors([*fresh, *buffers])
+        in_modules = {id(param) for root in found.modules for param in root.parameters()}
         for name, param in params:
             managed = self.averager.of(param)
-            if managed is not None and _is_in_modules(param, found) and _has_rows(param):
+            if managed is not None and id(param) in in_modules and _has_rows(param):
                 admission.admit_style(name, managed.rows is not None, mode.parallel_style)
         if mode.parallel_style == "fully_shard" and fresh:
             kept = [("a tensor of the step", tensor) for tensor in found.tensors]
@@ -289,10 +290,6 @@ def outward(result: Any, pairs: Mapping[int, Pair]) -> Any:
 
 def _has_rows(param: torch.Tensor) -> bool:
     return param.dim() > 0 and param.numel() > 0
-
-
-def _is_in_modules(param: torch.Tensor, found: FoundState) -> bool:
-    return any(param is own for root in found.modules for own in root.parameters())
 
 
 def named_state(found: FoundState) -> tuple[list[tuple[str, Any]], list[Named]]:

@@ -11,7 +11,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import MemoryReference, holders_of_memory, local_tensor, set_local_tensor
+from torch_testing_ext._torch.training import (
+    MemoryReference,
+    dtensor_like,
+    holders_of_memory,
+    local_tensor,
+    set_local_tensor,
+    storage_key,
+)
 
 from .agreement import Meeting
 from .averaging import Averager
@@ -34,6 +41,8 @@ class Pair:
     name: str
     # In a call: the local tensor of `rest`, to which the rows return, if something else holds its memory.
     local: torch.Tensor | None = None
+    # Between calls: the identity of what `rest` has outside, which `.data =` replaces, and of its local tensor.
+    outer: tuple[int, int] | None = None
     # The memory of the parameter and of its whole gradient in the last call, which something may have kept.
     memory: MemoryReference | None = None
     memory_of_gradient: MemoryReference | None = None
@@ -58,6 +67,8 @@ class Resting:
         self.meeting, self.averager = meeting, averager
         # By the name in the module, which keeps them alive.
         self._of_modules: weakref.WeakKeyDictionary[nn.Module, dict[str, Pair]] = weakref.WeakKeyDictionary()
+        # The pairs that optimizers hold, also when no module does any more.
+        self._of_optimizers: weakref.WeakKeyDictionary[Optimizer, list[Pair]] = weakref.WeakKeyDictionary()
         # The pairs of the call, by `id` of the plain parameter.
         self.pairs: dict[int, Pair] = {}
         # Whether the plain parameters have their values.
@@ -75,6 +86,9 @@ class Resting:
         for module in _modules(found.modules):
             for pair in self._of_modules.get(module, {}).values():
                 by_rest[id(pair.rest)] = pair
+        for optimizer in found.optimizers:
+            for pair in self._of_optimizers.get(optimizer, ()):
+                by_rest[id(pair.rest)] = pair
         for module in _modules(found.modules):
             for name, param in list(module._parameters.items()):
                 if isinstance(param, DTensor):
@@ -86,6 +100,11 @@ class Resting:
                     _put(module, name, pair.plain)
         _refuse_held(found, by_rest)
         for optimizer in found.optimizers:
+            for param in (param for group in optimizer.param_groups for param in group["params"]):
+                if isinstance(param, DTensor):
+                    pair = by_rest.get(id(param)) or self._adopt("of an optimizer", param)
+                    by_rest[id(param)] = pair
+                    self._enter_pair(pair)
             _rekey(optimizer, lambda param: by_rest[id(param)].plain if id(param) in by_rest else param)
 
     def _adopt(self, name: str, rest: Any) -> Pair:
@@ -102,6 +121,11 @@ class Resting:
         plain, rest = pair.plain, pair.rest
         if id(plain) in self.pairs:
             return
+        if pair.outer is not None and pair.outer[0] != storage_key(rest) and pair.outer[1] == id(local_tensor(rest)):
+            raise SPMDError(
+                f"Parameter {pair.name} was given another .data between calls, which a DTensor does not take.",
+                remedy="Use param.copy_(value) under no_grad, or set it in the step.",
+            )
         self.pairs[id(plain)] = pair
         pair.local = local_tensor(rest)
         if pair.rows is None:
@@ -178,6 +202,8 @@ class Resting:
                     self._of_modules.setdefault(module, {})[name] = pair_
                     _put(module, name, pair_.rest)
         for optimizer in found.optimizers:
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            self._of_optimizers[optimizer] = [pairs[id(param)] for param in params if id(param) in pairs]
             _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
         for pair in pairs.values():
             if pair.rows is not None:
@@ -222,6 +248,7 @@ class Resting:
             set_local_tensor(rest, mine)
         rest.requires_grad_(plain.requires_grad)
         rest.__dict__.update(plain.__dict__)
+        pair.outer = storage_key(rest), id(local_tensor(rest))
         self._leave_gradient(pair, rest)
 
     def _leave_gradient(self, pair: Pair, rest: Any) -> None:
@@ -237,7 +264,8 @@ class Resting:
             dense = values.detach() if values.layout is torch.strided else values.detach().to_dense()
             mine = dense if pair.rows is None else pair.rows.of(dense).clone()
         if mine is not None:
-            rest.grad = _dtensor(mine, rest.device_mesh, rest.placements, rest)
+            # torch cannot copy a DTensor whose part begins within other memory.
+            rest.grad = dtensor_like(rest, _own(mine) if mine.storage_offset() else mine)
 
     def _new_rest(self, plain: torch.Tensor, mine: torch.Tensor, rows: Rows | None) -> Any:
         local = mine if rows is None else _own(mine)
@@ -258,6 +286,8 @@ class Resting:
 
     def state_of_rows(self, pair: Pair, mine: torch.Tensor) -> Any:
         """A DTensor with this local tensor."""
+        if pair.rest is not None and pair.rest.shape == pair.plain.shape:
+            return dtensor_like(pair.rest, mine)
         placements = [Replicate() if pair.rows is None else Shard(0)]
         return _dtensor(mine, self.mesh(pair.plain), placements, pair.plain)
 

@@ -11,7 +11,7 @@ function gives the versions of torch in which it is known to work.
     compiler_state    torch.compile
     function_modes    modes that see functions of torch
     fsdp_parts        FSDP, and state dicts of sharded models
-    tracing           fake tensors, captured programs, hooks of a backward
+    training          what the data-parallel compiler knows of autograd, optimizers and DTensor
     imported_garbage  the collector, which an import of torch leaves much to do
 """
 
@@ -24,7 +24,7 @@ from . import (
     function_modes as function_modes,
     imported_garbage,
     torch_frames as torch_frames,
-    tracing as tracing,
+    training as training,
 )
 from .devices import first_accelerator_use as first_accelerator_use
 from .groups import thread_worlds as thread_worlds, watched_groups as watched_groups

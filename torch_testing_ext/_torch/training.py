@@ -24,6 +24,23 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
+def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
+    """A DTensor with the shape and placements of another one, without the cost of `from_local` (torch 2.5 to 2.15)."""
+    from torch.distributed.tensor import DTensor
+
+    if local.dtype != dtensor.dtype:
+        mesh, placements = dtensor.device_mesh, dtensor.placements
+        shape, stride = dtensor.shape, dtensor.stride()
+        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A unique key of a tensor's storage (torch 2.1 to 2.15)."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
 def holders_of_memory(tensor: torch.Tensor) -> int:
     """The number of tensors, arrays and graphs that hold the memory of a tensor (torch 2.11 to 2.15)."""
     storage = tensor.untyped_storage()
