@@ -14,11 +14,6 @@ COMPILED = f"{SUITES}_composable/test_replicate_with_compiler.py::"
 TENSOR_PARALLEL = f"{SUITES}tensor/parallel/test_tp_examples.py::DistTensorParallelExampleTest::"
 
 SLOW_ROWS = (
-    # Of the two styles, `replicate` stays.
-    f"{OURS}_spmd/test_*fully_shard*",
-    f"{OURS}_spmd/test_programs_part.py::*_normed*",
-    # One size stays.
-    f"{OURS}_spmd/test_between_calls.py::TestWorldSize[34]::*",
     f"{OURS}_collectives/test_no_false_alarms.py::*::test_a_busy_rank",
     f"{OURS}_collectives/test_no_false_alarms.py::*::test_messages_in_a_compiled_function",
     f"{OURS}_collectives/test_planted_sanitized.py::*::test_order_of_a_set_fresh",

@@ -1,4 +1,4 @@
-"""Random training programs: the compiled step does what the eager step does under DDP or FSDP2, or is refused.
+"""Random training programs: the compiled step does what the eager step does under DDP, or is refused.
 
 A run takes the programs of spmd_examples.py. To search for others, for hours:
 
@@ -31,11 +31,11 @@ class ProgramsTestCase(MultiProcessTestCase):
         super().setUp()
         self._spawn_processes()
 
-    def check(self, program):
-        note(f"{program}")
-        outcome = check(program)
+    def check(self, recipe):
+        note(recipe.source())
+        outcome = check(recipe)
         assume(outcome.kind != INVALID)
-        allowed = (RIGHT, REFUSED) if program.odd else (RIGHT,)
+        allowed = (RIGHT, REFUSED) if recipe.odd else (RIGHT,)
         self.assertIn(outcome.kind, allowed, f"{outcome}")
 
 
@@ -47,13 +47,13 @@ class TestProgramsOnTwoRanks(ProgramsTestCase):
     @replay(examples.ON_TWO_RANKS)
     @given(recipe=recipes())
     def test_right_or_refused(self, recipe):
-        self.check(recipe.program())
+        self.check(recipe)
 
     @PROFILE
     @replay(examples.OF_THE_MAINSTREAM)
     @given(recipe=recipes(max_odd=0))
     def test_mainstream_is_right(self, recipe):
-        self.check(recipe.program())
+        self.check(recipe)
 
 
 @requires_gloo()
@@ -64,7 +64,7 @@ class TestProgramsOnFourRanks(ProgramsTestCase):
     @replay(examples.ON_FOUR_RANKS)
     @given(recipe=recipes())
     def test_right_or_refused(self, recipe):
-        self.check(recipe.program())
+        self.check(recipe)
 
 
 if __name__ == "__main__":

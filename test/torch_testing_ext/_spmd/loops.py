@@ -1,6 +1,7 @@
-"""Ordinary training loops, written once, and run under DDP and by the engine.
+"""Training loops that people write, each written once, and run under DDP and by the compiled step.
 
-A loop gets a `Parallel`, which wraps models (for DDP) or steps (for the engine), and returns all that is to be equal.
+A loop gets a `Parallel`, which wraps models (for DDP) or steps (for the compiler), and returns all that is to be equal.
+Under DDP, gradients of a loop are the mean over ranks of those of one device.
 """
 
 from __future__ import annotations
@@ -8,17 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import io
 import itertools
 import math
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_reduce
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -28,10 +31,10 @@ CALLS = 4
 
 
 class Parallel:
-    """Eager training under DDP: wraps models."""
+    """Training under DDP: wraps models."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, device: str = "cpu") -> None:
+        self.rank, self.device = rank, device
 
     def model(self, module: nn.Module) -> Any:
         return DistributedDataParallel(module, find_unused_parameters=True)
@@ -39,17 +42,19 @@ class Parallel:
     def step(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         return function
 
-    def batch(self, call: int, width: int = 6, rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, call: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Another number of rows on each rank."""
         generator = torch.Generator().manual_seed(1000 * call + self.rank)
-        rows += self.rank
-        return torch.randn(rows, width, generator=generator), torch.randn(rows, 3, generator=generator)
+        options = {"generator": generator, "device": "cpu"}
+        rows = 5 + self.rank
+        return torch.randn(rows, 6, **options).to(self.device), torch.randn(rows, 3, **options).to(self.device)
 
 
-class ByEngine(Parallel):
-    """Training by the engine: wraps steps."""
+class ByCompiler(Parallel):
+    """Training by compiled steps: wraps steps."""
 
-    def __init__(self, rank: int, style: str) -> None:
-        super().__init__(rank)
+    def __init__(self, rank: int, style: str, device: str = "cpu") -> None:
+        super().__init__(rank, device)
         self.style = style
 
     def model(self, module: nn.Module) -> Any:
@@ -60,11 +65,15 @@ class ByEngine(Parallel):
 
 
 def net(*sizes: int) -> nn.Sequential:
-    sizes = sizes or (6, 7, 3)
     layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(sizes):
+    for a, b in itertools.pairwise(sizes or (6, 7, 3)):
         layers += [nn.Linear(a, b), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
+
+
+def inner(model: Any) -> Any:
+    """The module inside DDP's wrapper."""
+    return getattr(model, "module", model)
 
 
 def error(model: Any, batch: Any) -> torch.Tensor:
@@ -83,13 +92,21 @@ def adam(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
-def state(*models: Any) -> list[torch.Tensor]:
-    return [whole(p) for model in models for p in (*model.parameters(), *model.buffers())]
+def sgd(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def nesterov(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
 
 
 def whole(tensor: Any) -> torch.Tensor:
     tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return (tensor if tensor.layout is torch.strided else tensor.to_dense()).detach().clone()
+
+
+def state(*models: Any) -> list[torch.Tensor]:
+    return [whole(value) for model in models for value in (*model.parameters(), *model.buffers())]
 
 
 LOOPS: dict[str, Callable[[Any], Any]] = {}
@@ -100,28 +117,34 @@ def loop(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return function
 
 
-def simple(step: Callable[..., Any], make: Callable[[Any], Any] = adam, build: Callable[[], nn.Module] = net) -> None:
-    """Register a loop whose step takes the model, the optimizer and a batch."""
+def simple(
+    step: Callable[..., Any],
+    make: Callable[[Any], Any] = adam,
+    build: Callable[[], nn.Module] = net,
+    between: Callable[..., Any] | None = None,
+    name: str = "",
+) -> None:
+    """Register a loop whose step takes the model, the optimizer and a batch.
+
+    After each call, `between(model, optimizer, batch, call)` is called, if there is one.
+    """
 
     def run(parallel: Any) -> Any:
         model = parallel.model(build())
         optimizer = make(model)
-        compiled = parallel.step(step)
-        results = [compiled(model, optimizer, parallel.batch(call)) for call in range(CALLS)]
-        grads = [None if p.grad is None else whole(p.grad) for p in model.parameters()]
-        return results, state(model), grads
+        compiled, results = parallel.step(step), []
+        for call in range(CALLS):
+            results.append(compiled(model, optimizer, parallel.batch(call)))
+            if between is not None:
+                results.append(between(model, optimizer, parallel.batch(50 + call), call))
+        grads = [None if param.grad is None else whole(param.grad) for param in model.parameters()]
+        states = [value for values in optimizer.state.values() for value in values.values()]
+        return results, state(model), grads, [whole(value) for value in states if isinstance(value, torch.Tensor)]
 
-    LOOPS[step.__name__] = run
+    LOOPS[name or (between or step).__name__] = run
 
 
-# -- reads of Python's state
-
-
-def importing(model, optimizer, batch):
-    import decimal
-
-    loss = update(model, optimizer, batch)
-    return loss * float(decimal.Decimal(2))
+# -- Losses, gradients and updates
 
 
 def printing(model, optimizer, batch):
@@ -137,7 +160,7 @@ def looking_for_nan(model, optimizer, batch):
     loss.backward()
     if math.isfinite(float(loss)):
         optimizer.step()
-    return loss
+    return loss.detach()
 
 
 def all_reducing(model, optimizer, batch):
@@ -146,8 +169,491 @@ def all_reducing(model, optimizer, batch):
     return loss / dist.get_world_size()
 
 
+def accumulating(model, optimizer, batch):
+    for part in range(3):
+        (error(model, (batch[0][part:], batch[1][part:])) / 3).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch[0].sum()
+
+
+def zeroing_in_place(model, optimizer, batch):
+    optimizer.zero_grad(set_to_none=False)
+    loss = error(model, batch)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def zeroing_by_the_model(model, optimizer, batch):
+    model.zero_grad()
+    loss = error(model, batch)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def never_zeroing(model, optimizer, batch):
+    loss = error(model, batch)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def reading_gradients_of_the_last_call(model, optimizer, batch):
+    before = [0.0 if param.grad is None else param.grad.sum().item() for param in model.parameters()]
+    return before, update(model, optimizer, batch)
+
+
+def returning_gradients(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    return loss, [param.grad.clone() for param in model.parameters()]
+
+
+def updating_by_hand(model, optimizer, batch):
+    loss = error(model, batch)
+    loss.backward()
+    with torch.no_grad():
+        for param in model.parameters():
+            param -= 0.1 * param.grad
+            param.grad = None
+    return loss.detach()
+
+
+def clipping(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = error(model, batch)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return loss.detach(), norm, norm.item()
+
+
+def clipping_values(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = error(model, batch)
+    loss.backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    optimizer.step()
+    return loss.detach()
+
+
+def scaling_gradients(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = error(model, batch)
+    loss.backward()
+    for param in model.parameters():
+        param.grad.div_(param.grad.norm() / math.sqrt(param.numel()) + 0.1)
+        param.grad = param.grad + torch.ones(param.shape) * 0.01
+    inner(model)[2].weight.grad[0] = 0.1
+    optimizer.step()
+    return loss.detach(), [(param.numel(), len(param)) for param in model.parameters()]
+
+
+def logging(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    with torch.no_grad():
+        grads = [param.grad for param in model.parameters()]
+        squares = sum(grad.pow(2).sum() for grad in grads)
+        largest = torch.stack([grad.abs().max() for grad in grads]).max()
+        means = torch.stack([param.mean() for param in model.parameters()])
+    return loss, squares.item(), largest, means
+
+
+def penalizing_weights(model, optimizer, batch):
+    """The weight of the penalty differs between ranks, and its gradient must be averaged, too."""
+    optimizer.zero_grad()
+    loss = error(model, batch) + sum(param.pow(2).sum() for param in model.parameters()) * batch[0].mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def penalizing_gradients(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = error(model, batch)
+    grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + 0.1 * sum(grad.pow(2).sum() for grad in grads)).backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def orthogonalizing(model, optimizer, batch):
+    weight = inner(model)[0].weight
+    optimizer.zero_grad()
+    loss = error(model, batch) + (weight @ weight.t() - torch.eye(7)).pow(2).sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def training_twice(model, optimizer, batch):
+    return update(model, optimizer, batch), update(model, optimizer, batch)
+
+
+def evaluating(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    model.eval()
+    with torch.no_grad():
+        after = error(model, batch)
+    model.train()
+    return loss, after
+
+
+def freezing_by_turns(model, optimizer, batch):
+    inner(model)[0].requires_grad_(False)
+    loss = update(model, optimizer, batch)
+    inner(model)[0].requires_grad_(True)
+    return loss
+
+
+def masking(model, optimizer, batch):
+    """The number of errors that count depends on the data."""
+    optimizer.zero_grad()
+    loss = (model(batch[0]) - batch[1])[batch[1] > 0].pow(2).sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def computing_in_half(model, optimizer, batch):
+    optimizer.zero_grad()
+    with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
+        out = model(batch[0])
+    loss = (out.float() - batch[1]).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def checkpointing(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = (checkpoint(model, batch[0], use_reentrant=False) - batch[1]).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def gathering_outputs(model, optimizer, batch):
+    """A loss over the outputs of all ranks, through a collective with a gradient."""
+    optimizer.zero_grad()
+    outputs = all_gather_tensor_autograd(model(batch[0][:5]), 0, dist.group.WORLD)
+    loss = (outputs @ outputs.t()).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def mapping(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    return loss, torch.func.vmap(inner(model))(batch[0]).detach()
+
+
+def calling_with_other_weights(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    half = {name: param.detach() * 0.5 for name, param in inner(model).named_parameters()}
+    return loss, torch.func.functional_call(inner(model), half, (batch[0],)).detach()
+
+
+def with_closure(model, optimizer, batch):
+    def closure():
+        optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure).detach()
+
+
+def lbfgs(model, optimizer, batch):
+    def closure():
+        optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)  # the line search must take the same path on every rank
+        return mean
+
+    return optimizer.step(closure).detach()
+
+
+# -- Reads of parameters and writes to them
+
+
+def reading_parameters(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    first = next(model.parameters())
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    return loss, first.data.clone(), first.tolist(), first.detach().cpu().numpy().sum().item(), vector, first.std()
+
+
+def reading_on_one_rank(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    if dist.get_rank() == 0:
+        return loss, next(model.parameters()).norm()
+    return loss
+
+
+def reading_on_one_rank_before_a_collective(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    if dist.get_rank() == 0:
+        next(model.parameters()).norm().item()
+    dist.all_reduce(loss)
+    update(model, optimizer, batch)
+    if dist.get_rank() == 1:
+        next(model.parameters()).norm().item()
+    return all_reduce(loss, "sum", dist.group.WORLD).wait()
+
+
+def clamping_weights(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    with torch.no_grad():
+        inner(model)[0].weight.clamp_(-0.1, 0.1)
+    return loss
+
+
+def normalizing_weights(model, optimizer, batch):
+    weight = inner(model)[0].weight
+    with torch.no_grad():
+        weight.copy_(F.normalize(weight, dim=1))
+    loss = update(model, optimizer, batch)
+    with torch.no_grad():
+        nn.init.ones_(inner(model)[2].bias)
+        weight.div_(weight.norm(dim=1, keepdim=True))
+    return loss
+
+
+def writing_before_the_forward(model, optimizer, batch):
+    first, last = inner(model)[0], inner(model)[2]
+    first.weight.data.mul_(0.9)
+    last.weight.data[1].zero_()
+    last.bias.data[0] = 0.5
+    with torch.no_grad():
+        first.weight.t()[2:4].add_(0.1)
+    return update(model, optimizer, batch)
+
+
+def editing_states(model, optimizer, batch):
+    loss = update(model, optimizer, batch)
+    for values in optimizer.state.values():
+        values["exp_avg"].mul_(0.5)
+        values["exp_avg_sq"] = values["exp_avg_sq"] * 2
+    return loss
+
+
+def reading_states(model, optimizer, batch):
+    optimizer.zero_grad()
+    loss = error(model, batch)
+    loss.backward()
+    for param in model.parameters():
+        if optimizer.state.get(param):
+            param.grad.add_(optimizer.state[param]["momentum_buffer"], alpha=0.1)
+    optimizer.step()
+    return loss.detach(), [values["momentum_buffer"].norm().item() for values in optimizer.state.values()]
+
+
+for each in (
+    printing,
+    looking_for_nan,
+    all_reducing,
+    accumulating,
+    zeroing_in_place,
+    zeroing_by_the_model,
+    never_zeroing,
+    reading_gradients_of_the_last_call,
+    updating_by_hand,
+    clipping,
+    clipping_values,
+    scaling_gradients,
+    logging,
+    penalizing_weights,
+    penalizing_gradients,
+    orthogonalizing,
+    training_twice,
+    evaluating,
+    freezing_by_turns,
+    masking,
+    computing_in_half,
+    checkpointing,
+    mapping,
+    calling_with_other_weights,
+    with_closure,
+    reading_parameters,
+    reading_on_one_rank,
+    reading_on_one_rank_before_a_collective,
+    clamping_weights,
+    normalizing_weights,
+    writing_before_the_forward,
+    editing_states,
+):
+    simple(each)
+simple(reading_states, nesterov)
+simple(returning_gradients, nesterov)
+simple(gathering_outputs, sgd)
+simple(lbfgs, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
+
+
+# -- Optimizers
+
+
+class RowWise(torch.optim.Optimizer):
+    """Keeps states of other shapes than the parameter's, and multiplies matrices in its update."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for param in (param for group in self.param_groups for param in group["params"]):
+            values = self.state[param]
+            if not values:
+                values["rows"], values["momentum"] = torch.zeros(param.shape[0]), torch.zeros(param.shape)
+            values["rows"].add_(param.grad.pow(2).flatten(1).mean(1) if param.dim() > 1 else param.grad.pow(2))
+            values["momentum"].lerp_(param.grad, 0.1)
+            change = values["momentum"]
+            if param.dim() == 2:
+                change = (change @ change.t() / (change.norm() + 1)) @ change
+            param.sub_(0.1 * change / values["rows"].sqrt().add(1).view(-1, *[1] * (param.dim() - 1)))
+
+
+def by(optimizer: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda model: optimizer(model.parameters(), **options)
+
+
+OPTIMIZERS = {
+    "sgd": by(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam_fused": by(torch.optim.Adam, lr=0.1, fused=True),
+    "nadam": by(torch.optim.NAdam, lr=0.1),
+    "adagrad": by(torch.optim.Adagrad, lr=0.1),
+    "adafactor": by(torch.optim.Adafactor),
+    "row_wise": by(RowWise),
+}
+for title, make in OPTIMIZERS.items():
+    simple(update, make, name=title)
+simple(update, by(torch.optim.Muon, lr=0.1), lambda: nn.Linear(6, 3, bias=False), name="muon")
+
+
+# -- Models
+
+
+class Branching(nn.Module):
+    """Uses one of two layers, by the data of the rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((self.left if x[0, 0] > 0 else self.right)(x).tanh())
+
+
+class Normed(nn.Module):
+    """A batch norm, whose buffers come from rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.norm(self.a(x)))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.b(self.a(x).tanh()))
+
+
+class Table(nn.Module):
+    """An embedding, with sparse gradients if asked for."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 4, sparse=sparse), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(x.abs().long().clamp(max=8)).mean(1))
+
+
+class Complex(nn.Module):
+    """Gradients of its weight are lazy conjugates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.cdouble))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.to(torch.cdouble) @ self.weight.conj()).abs()
+
+
+class Odd(nn.Module):
+    """Parameters of one row, of no rows, of no dimensions, frozen ones, and one of one dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.empty = nn.Parameter(torch.ones(1)), nn.Parameter(torch.zeros(0, 3))
+        self.gain, self.scale = nn.Parameter(torch.randn(())), nn.Parameter(torch.randn(6))
+        self.frozen, self.layer = nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.frozen(x * self.scale)) * self.row * self.gain + self.empty.sum()
+
+
+class Recurrent(nn.Module):
+    """An LSTM and an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.rnn(x.view(len(x), 3, 2))[0][:, -1])
+
+
+class Attending(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(7, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.layer(self.embed(x.abs().long().clamp(max=6))).mean(1))
+
+
+def reparametrized() -> nn.Module:
+    return nn.Sequential(weight_norm(nn.Linear(6, 7)), nn.Tanh(), spectral_norm(nn.Linear(7, 3)))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "branching": (Branching, adam),
+    "normed": (Normed, sgd),
+    "tied": (Tied, adam),
+    "sparse": (lambda: Table(sparse=True), sgd),
+    "sparse_with_momentum": (lambda: Table(sparse=True), nesterov),
+    "complex": (Complex, sgd),
+    "odd": (Odd, adam),
+    "recurrent": (Recurrent, adam),
+    "attending": (Attending, adam),
+    "reparametrized": (reparametrized, adam),
+}
+for title, (build, make) in MODELS.items():
+    simple(update, make, build, name=title)
+
+
+# -- Where a step finds its model, and what else it has
+
+
 @loop
-def counter(parallel):
+def counting(parallel):
     model = parallel.model(net())
     optimizer, seen = adam(model), collections.Counter()
 
@@ -165,30 +671,7 @@ def counter(parallel):
 
 
 @loop
-def attribute_that_appears(parallel):
-    class Options:
-        scale = 1.0
-
-    options, model = Options(), parallel.model(net())
-    optimizer = adam(model)
-
-    def step(model, optimizer, batch):
-        optimizer.zero_grad()
-        loss = error(model, batch) * options.scale
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    step, results = parallel.step(step), []
-    for call in range(CALLS):
-        if call == 2:
-            options.scale = 3.0  # hides that of the class
-        results.append(step(model, optimizer, parallel.batch(call)))
-    return results, state(model)
-
-
-@loop
-def method_of_trainer(parallel):
+def method_of_a_trainer(parallel):
     class Trainer:
         def __init__(self):
             self.model = parallel.model(net())
@@ -198,27 +681,11 @@ def method_of_trainer(parallel):
         def train(self, batch):
             loss = update(self.model, self.optimizer, batch)
             self.scheduler.step()
-            return loss
+            return loss, self.scheduler.get_last_lr()
 
     Trainer.train = parallel.step(Trainer.train)
     trainer = Trainer()
     return [trainer.train(parallel.batch(call)) for call in range(CALLS)], state(trainer.model)
-
-
-@loop
-def compiled_bound_method(parallel):
-    trainer = types.SimpleNamespace(model=parallel.model(net()))
-    trainer.optimizer = adam(trainer.model)
-
-    class Runner:
-        def __init__(self, inner):
-            self.inner = inner
-
-        def run(self, batch):
-            return update(self.inner.model, self.inner.optimizer, batch)
-
-    step = parallel.step(Runner(trainer).run)
-    return [step(parallel.batch(call)) for call in range(CALLS)], state(trainer.model)
 
 
 MODEL, OPTIMIZER = None, None
@@ -239,9 +706,6 @@ def globals_of_the_step(parallel):
     return results
 
 
-# -- kinds of loops
-
-
 @loop
 def gan(parallel):
     g, d = parallel.model(net(6, 5, 3)), parallel.model(net(3, 4, 1))
@@ -253,8 +717,8 @@ def gan(parallel):
         loss = d(g(batch[0]).detach()).mean() - d(batch[1]).mean()
         loss.backward()
         opt_d.step()
-        for p in d.parameters():
-            p.data.clamp_(-0.2, 0.2)
+        for param in d.parameters():
+            param.data.clamp_(-0.2, 0.2)
         return loss.detach()
 
     @parallel.step
@@ -296,14 +760,14 @@ def gan_in_one_step(parallel):
 @loop
 def scaler(parallel):
     model = parallel.model(net())
-    optimizer, scaler = adam(model), torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    optimizer, scaler = adam(model), torch.amp.GradScaler(parallel.device, init_scale=2.0**127)
 
     @parallel.step
     def step(batch):
         optimizer.zero_grad()
         scaler.scale(error(model, batch)).backward()
         scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         scaler.step(optimizer)
         scaler.update()
         return norm.isfinite(), scaler.get_scale()
@@ -312,14 +776,10 @@ def scaler(parallel):
 
 
 @loop
-def scheduler_in_the_step(parallel):
+def scheduler_of_momentum(parallel):
     model = parallel.model(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-
-    def make():
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20)
-
-    schedule = make()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20)
 
     @parallel.step
     def step(batch):
@@ -334,57 +794,47 @@ def scheduler_in_the_step(parallel):
 def averaged_model(parallel):
     model = parallel.model(net())
     optimizer = adam(model)
-    ema = AveragedModel(getattr(model, "module", model), multi_avg_fn=get_ema_multi_avg_fn(0.7))
-    if isinstance(model, DistributedDataParallel):
-        ema.module.load_state_dict(model.module.state_dict())
+    average = AveragedModel(inner(model), multi_avg_fn=get_ema_multi_avg_fn(0.7))
+    average.module.load_state_dict(inner(model).state_dict())
 
     @parallel.step
     def step(batch):
         loss = update(model, optimizer, batch)
-        ema.update_parameters(getattr(model, "module", model))
+        average.update_parameters(inner(model))
         return loss
 
-    return [step(parallel.batch(call)) for call in range(CALLS)], state(model, ema)
+    return [step(parallel.batch(call)) for call in range(CALLS)], state(model, average)
 
 
 @loop
 def shadow_tensors(parallel):
     model = parallel.model(net())
-    optimizer = adam(model)
-    shadow: dict[int, torch.Tensor] = {}
+    optimizer, shadow = adam(model), {}
 
     @parallel.step
     def step(batch):
         loss = update(model, optimizer, batch)
         with torch.no_grad():
-            for number, p in enumerate(model.parameters()):
-                shadow.setdefault(number, torch.zeros_like(p)).lerp_(p, 0.3)
+            for number, param in enumerate(model.parameters()):
+                shadow.setdefault(number, torch.zeros_like(param)).lerp_(param, 0.3)
         return loss
 
     return [step(parallel.batch(call)) for call in range(CALLS)], list(shadow.values())
 
 
 @loop
-def copy_in_the_step(parallel):
+def copies_of_the_state(parallel):
     model = parallel.model(net())
     optimizer, best = adam(model), []
 
     @parallel.step
     def step(batch):
         loss = update(model, optimizer, batch)
-        best.append(copy.deepcopy(getattr(model, "module", model).state_dict()))
+        best.append(copy.deepcopy(inner(model).state_dict()))
         return loss
 
     results = [step(parallel.batch(call)) for call in range(CALLS)]
     return results, [list(each.values()) for each in best]
-
-
-def accumulating(model, optimizer, batch):
-    for part in range(3):
-        (error(model, (batch[0][part:], batch[1][part:])) / 3).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return batch[0].sum()
 
 
 @loop
@@ -393,289 +843,16 @@ def accumulating_over_calls(parallel):
     optimizer = adam(model)
 
     @parallel.step
-    def step(batch, last):
+    def step(batch, is_last):
         loss = error(model, batch)
         loss.backward()
-        norms = [p.grad.norm() for p in model.parameters()]
-        if last:
+        norms = [param.grad.norm() for param in model.parameters()]
+        if is_last:
             optimizer.step()
             optimizer.zero_grad()
         return loss.detach(), norms
 
     return [step(parallel.batch(call), call % 3 == 2) for call in range(7)], state(model)
-
-
-def zeroing_in_place(model, optimizer, batch):
-    optimizer.zero_grad(set_to_none=False)
-    loss = error(model, batch)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def zeroing_by_the_model(model, optimizer, batch):
-    model.zero_grad()
-    loss = error(model, batch)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def zeroing_before_backward(model, optimizer, batch):
-    loss = error(model, batch)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def reading_kept_gradients(model, optimizer, batch):
-    before = [0.0 if p.grad is None else p.grad.sum().item() for p in model.parameters()]
-    return before, update(model, optimizer, batch)
-
-
-def in_device_contexts(model, optimizer, batch):
-    torch.set_default_device("cpu")
-    with torch.device("cpu"):
-        loss = update(model, optimizer, batch)
-    torch.set_default_device(None)
-    return loss
-
-
-def never_zeroing(model, optimizer, batch):
-    loss = error(model, batch)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def updating_by_hand(model, optimizer, batch):
-    loss = error(model, batch)
-    loss.backward()
-    with torch.no_grad():
-        for p in model.parameters():
-            p -= 0.1 * p.grad
-            p.grad = None
-    return loss.detach()
-
-
-def editing_states(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    for values in optimizer.state.values():
-        values["exp_avg"].mul_(0.5)
-        values["exp_avg_sq"] = values["exp_avg_sq"] * 2
-    return loss
-
-
-def reading_after_the_update(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    first = next(model.parameters())
-    return loss, first.data.clone(), first.tolist(), first.detach().numpy().sum().item(), torch.cat([first, first])
-
-
-def read_by_one_rank(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    if dist.get_rank() == 0:
-        return loss, next(model.parameters()).norm()
-    return loss
-
-
-def read_by_one_rank_before_a_collective(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    if dist.get_rank() == 0:
-        next(model.parameters()).norm().item()
-    dist.all_reduce(loss)
-    update(model, optimizer, batch)
-    if dist.get_rank() == 1:
-        next(model.parameters()).norm().item()
-    return all_reduce(loss, "sum", dist.group.WORLD).wait()
-
-
-def clipping(model, optimizer, batch):
-    optimizer.zero_grad()
-    loss = error(model, batch)
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-    optimizer.step()
-    return loss.detach(), norm
-
-
-def mapping(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    return loss, torch.func.vmap(getattr(model, "module", model))(batch[0]).detach()
-
-
-def two_updates(model, optimizer, batch):
-    return update(model, optimizer, batch), update(model, optimizer, batch)
-
-
-def lbfgs(model, optimizer, batch):
-    def closure():
-        optimizer.zero_grad()
-        loss = error(model, batch)
-        loss.backward()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)  # the line search must take the same path on every rank
-        return mean
-
-    return optimizer.step(closure).detach()
-
-
-def with_closure(model, optimizer, batch):
-    def closure():
-        optimizer.zero_grad()
-        loss = error(model, batch)
-        loss.backward()
-        return loss
-
-    return optimizer.step(closure).detach()
-
-
-def evaluating(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    model.eval()
-    with torch.no_grad():
-        after = error(model, batch)
-    model.train()
-    return loss, after
-
-
-def frozen_by_turns(model, optimizer, batch):
-    first = getattr(model, "module", model)[0]
-    first.requires_grad_(False)
-    loss = update(model, optimizer, batch)
-    first.requires_grad_(True)
-    return loss
-
-
-def reentrant(model, optimizer, batch):
-    optimizer.zero_grad()
-    x = batch[0].clone().requires_grad_()
-    inner = getattr(model, "module", model)
-    hidden = checkpoint(inner[0], x, use_reentrant=False)
-    loss = (inner[2](inner[1](hidden)) - batch[1]).pow(2).mean() if inner is model else error(model, batch)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-class Branching(nn.Module):
-    """Uses one of two layers, by the data of the rank."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right, self.out = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3)
-        self.idle = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.out((self.left if x[0, 0] > 0 else self.right)(x).tanh())
-
-
-def branching(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-class Normed(nn.Module):
-    """A batch norm, whose buffers come from rank 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.norm, self.b = nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.b(self.norm(self.a(x)))
-
-
-def normed(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-        self.b.weight = self.a.weight
-
-    def forward(self, x):
-        return self.out(self.b(self.a(x).tanh()))
-
-
-def tied(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-class Sparse(nn.Module):
-    """An embedding with sparse gradients."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.out(self.table(x.abs().long().clamp(max=8)).mean(1))
-
-
-def sparse(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    return loss
-
-
-def sparse_with_momentum(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-def gradients_after_the_update(model, optimizer, batch):
-    loss = update(model, optimizer, batch)
-    return loss, [p.grad.clone() for p in model.parameters()]
-
-
-def nesterov(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
-
-
-def sgd(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-class Complex(nn.Module):
-    """Its gradients are lazy conjugates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 3, dtype=torch.cfloat, generator=torch.Generator().manual_seed(0)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.to(torch.cfloat) @ self.weight.conj()).abs()
-
-
-class Conditional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.other = nn.Linear(6, 3), nn.Linear(6, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        one, other = self.one, self.other
-        return torch.cond(x.sum() > 0, lambda x: one(x) + other(x), lambda x: one(x) - other(x), (x,))
-
-
-def complex_conjugates(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-def conditional(model, optimizer, batch):
-    return update(model, optimizer, batch)
-
-
-def gathering(model, optimizer, batch):
-    """A loss over the outputs of all ranks, through a collective with a gradient."""
-    optimizer.zero_grad()
-    outputs = all_gather_tensor_autograd(model(batch[0][:5]), 0, dist.group.WORLD)
-    loss = (outputs @ outputs.t()).pow(2).mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
 
 
 @loop
@@ -699,7 +876,7 @@ def gradients_for_another_step(parallel):
 
 @loop
 def gradient_hooks(parallel):
-    """Hooks that change gradients, registered when the engine has its own: one that is the first to run, and others."""
+    """Hooks that change gradients, registered in the step: one that is the first to run, and others."""
     model = parallel.model(net())
     optimizer, calls = sgd(model), itertools.count()
 
@@ -722,85 +899,19 @@ def gradient_hooks(parallel):
 
 
 @loop
-def failed_backward(parallel):
-    """The step catches an error of a backward, after which DDP could not go on, and runs another one."""
-    model = parallel.model(net())
-    optimizer = sgd(model)
-
-    def fail(gradient):
-        raise KeyError
-
-    def step(batch, fails):
-        if fails:
-            hidden = model[0](batch[0])
-            hidden.register_hook(fail)
-            with contextlib.suppress(KeyError):
-                model[2](hidden).sum().backward()
-        return update(model, optimizer, batch)
-
-    step = parallel.step(step, bucket_mb=1e-5)
-    fails = isinstance(parallel, ByEngine)
-    return [step(parallel.batch(call), fails and call % 2) for call in range(CALLS)], state(model)
-
-
-@loop
-def metric(parallel):
-    """A module that only counts, beside a model with a sparse buffer, which DDP would refuse."""
-    model, counter = net(), nn.BatchNorm1d(1, affine=False)
-    model.register_buffer("graph", torch.eye(2).to_sparse())
-    optimizer = sgd(model)
-
-    @parallel.step
-    def step(batch):
-        counter.num_batches_tracked += len(batch[0])
-        update(model, optimizer, batch)
-
-    for call in range(CALLS):
-        step(parallel.batch(call))
-    return state(counter)
-
-
-@loop
-def other_shapes_and_dtypes(parallel):
-    """Parameters are others in the next call. DDP does not see that: it wraps the model again."""
-    module = net()
-    optimizer = sgd(module)
-
-    @parallel.step
-    def step(model, call):
-        dtype = module[0].weight.dtype
-        loss = update(model, optimizer, [part.to(dtype) for part in parallel.batch(call)])
-        optimizer.zero_grad()
-        if call == 1:
-            module[0].weight.data, module[0].bias.data = torch.full((5, 6), 0.1), torch.zeros(5)
-            module[2].weight.data = torch.full((3, 5), 0.2)
-        elif call == 2:
-            module.double()
-        return loss
-
-    results = [step(parallel.model(module), call) for call in range(CALLS)]
-    return results, [(value - value.float()) * 1e9 for value in state(module)]
-
-
-@loop
 def optimizer_hooks(parallel):
     """Hooks of the optimizer that are registered between calls."""
     model = parallel.model(net())
-    optimizer = adam(model)
-    compiled = parallel.step(update)
-
-    def parameters(hooked):
-        return [param for group in hooked.param_groups for param in group["params"]]
+    optimizer, compiled, results = adam(model), parallel.step(update), []
 
     def halve(hooked, args, kwargs):
-        for param in parameters(hooked):
+        for param in (param for group in hooked.param_groups for param in group["params"]):
             param.grad.mul_(0.5)
 
     def clamp(hooked, args, kwargs):
-        for param in parameters(hooked):
+        for param in (param for group in hooked.param_groups for param in group["params"]):
             param.data.clamp_(-0.3, 0.3)
 
-    results = []
     for call in range(6):
         if call == 2:
             optimizer.register_step_pre_hook(halve)
@@ -810,38 +921,182 @@ def optimizer_hooks(parallel):
     return results, state(model)
 
 
+@loop
+def failing_backward(parallel):
+    """The step catches an error of a backward, after which DDP could not go on, and runs another one."""
+    model = parallel.model(net())
+    optimizer = sgd(model)
+
+    def fail(gradient):
+        raise KeyError
+
+    @parallel.step
+    def step(batch, fails):
+        if fails:
+            hidden = model[0](batch[0])
+            hidden.register_hook(fail)
+            with contextlib.suppress(KeyError):
+                model[2](hidden).sum().backward()
+        return update(model, optimizer, batch)
+
+    fails = isinstance(parallel, ByCompiler)
+    return [step(parallel.batch(call), fails and call % 2) for call in range(CALLS)], state(model)
+
+
+# -- Teachers
+
+
+def teaching(freeze: bool, name: str) -> None:
+    """Register a loop whose teacher follows the student in the step."""
+
+    def run(parallel: Any) -> Any:
+        student = parallel.model(net())
+        teacher = copy.deepcopy(inner(student)).requires_grad_(not freeze)
+        optimizer = adam(student)
+
+        @parallel.step
+        def step(batch):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                target = teacher(batch[0])
+            loss = (student(batch[0]) - target).pow(2).mean() + error(student, batch)
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mine, theirs in zip(teacher.parameters(), inner(student).parameters(), strict=True):
+                    mine.mul_(0.7).add_(theirs.data, alpha=0.3)
+            return loss.detach()
+
+        results = [step(parallel.batch(call)) for call in range(CALLS)]
+        return results, state(student, teacher)
+
+    LOOPS[name] = run
+
+
+teaching(True, "teacher")
+teaching(False, "teacher_that_could_train")
+
+
+@loop
+def momentum_encoder(parallel):
+    """MoCo: the key encoder follows the query encoder before the loss, and a queue is a buffer."""
+    query = parallel.model(net())
+    key = copy.deepcopy(inner(query)).requires_grad_(False)
+    if inner(query) is query:
+        for mine, theirs in zip(query.parameters(), key.parameters(), strict=True):
+            dist.broadcast(mine.data, 0)
+            theirs.copy_(mine.data)
+    optimizer = sgd(query)
+    queue = torch.zeros(8, 3)
+
+    @parallel.step
+    def step(batch):
+        with torch.no_grad():
+            for mine, theirs in zip(inner(query).parameters(), key.parameters(), strict=True):
+                theirs.data = theirs.data * 0.9 + mine.data * 0.1
+            keys = F.normalize(key(batch[0]), dim=1)
+        logits = F.normalize(query(batch[0]), dim=1) @ torch.cat([keys, queue]).t()
+        loss = F.cross_entropy(logits, torch.arange(len(keys)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        queue.copy_(torch.cat([keys, queue])[:8])
+        return loss.detach()
+
+    return [step(parallel.batch(call)) for call in range(CALLS)], state(query, key), queue
+
+
+# -- Between calls
+
+
+@loop
+def validating_by_a_step(parallel):
+    """An evaluation is a compiled step, too."""
+    model = parallel.model(net())
+    optimizer, step, results = adam(model), parallel.step(update), []
+
+    @parallel.step
+    def evaluate(model, batch):
+        model.eval()
+        with torch.no_grad():
+            loss = error(model, batch)
+        model.train()
+        return loss
+
+    for call in range(CALLS):
+        results.append(step(model, optimizer, parallel.batch(call)))
+        results.append(evaluate(model, parallel.batch(50 + call)))
+    return results, state(model)
+
+
+def validating(model, optimizer, batch, call):
+    with torch.no_grad():
+        return error(model, batch)
+
+
+def saving_and_loading(model, optimizer, batch, call):
+    file = io.BytesIO()
+    torch.save({"model": inner(model).state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    inner(model).load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return [whole(value) for value in saved["model"].values()]
+
+
+def restoring_the_best(model, optimizer, batch, call):
+    if call == 1:
+        model.__dict__["best"] = copy.deepcopy(inner(model).state_dict()), copy.deepcopy(optimizer.state_dict())
+    if call == 2:
+        weights, states = model.__dict__.pop("best")
+        inner(model).load_state_dict(weights)
+        optimizer.load_state_dict(states)
+
+
+def clipping_between_calls(model, optimizer, batch, call):
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    return whole(norm), [whole(param.grad) for param in model.parameters()]
+
+
+def writing_between_calls(model, optimizer, batch, call):
+    with torch.no_grad():
+        first, *_, last = model.parameters()
+        first.mul_(0.9)
+        last.zero_()
+
+
+def freezing_between_calls(model, optimizer, batch, call):
+    inner(model)[0].requires_grad_(call % 2 == 1)
+
+
+def averaging_between_calls(model, optimizer, batch, call):
+    averages = model.__dict__.setdefault("averages", [param.detach().clone() for param in model.parameters()])
+    with torch.no_grad():
+        for average, param in zip(averages, model.parameters(), strict=True):
+            average.lerp_(param.detach(), 0.3)
+    return [whole(average) for average in averages]
+
+
+def reading_between_calls(model, optimizer, batch, call):
+    norms = [whole(param.norm()) for param in model.parameters()]
+    return norms, sum(param.numel() for param in model.parameters()), [param.shape for param in model.parameters()]
+
+
+def changing_the_rate(model, optimizer, batch, call):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+        group["weight_decay"] = 0.1 * call
+
+
 for each in (
-    importing,
-    printing,
-    looking_for_nan,
-    all_reducing,
-    accumulating,
-    zeroing_in_place,
-    zeroing_by_the_model,
-    zeroing_before_backward,
-    reading_kept_gradients,
-    in_device_contexts,
-    never_zeroing,
-    updating_by_hand,
-    editing_states,
-    reading_after_the_update,
-    read_by_one_rank,
-    read_by_one_rank_before_a_collective,
-    clipping,
-    mapping,
-    two_updates,
-    evaluating,
-    frozen_by_turns,
-    with_closure,
+    validating,
+    saving_and_loading,
+    restoring_the_best,
+    clipping_between_calls,
+    writing_between_calls,
+    freezing_between_calls,
+    averaging_between_calls,
+    reading_between_calls,
+    changing_the_rate,
 ):
-    simple(each)
-simple(lbfgs, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
-simple(branching, build=Branching)
-simple(normed, build=Normed)
-simple(tied, build=Tied)
-simple(sparse, sgd, Sparse)
-simple(sparse_with_momentum, nesterov, Sparse)
-simple(gradients_after_the_update, nesterov)
-simple(complex_conjugates, sgd, Complex)
-simple(conditional, build=Conditional)
-simple(gathering, sgd)
+    simple(update, between=each)

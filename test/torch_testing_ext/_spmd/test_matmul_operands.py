@@ -4,14 +4,10 @@ cuBLAS chooses a kernel, and with it the rounding, by these and by the alignment
 compare a step with DDP's bit for bit on GPUs, too.
 """
 
-import sys
 from copy import deepcopy
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from spmd_training import MLP
+from loops import net
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -65,7 +61,7 @@ class TestMatmulOperands(DTensorContinuousTestBase):
     @parametrize("style", ["replicate", "fully_shard"])
     def test_are_those_of_ddp(self, style):
         # Widths whose rows are not aligned, so that a place in a flat tensor would not be.
-        model = MLP((50, 31, 7))
+        model = net(50, 31, 7)
         expected = self._operands(train_step, DistributedDataParallel(deepcopy(model)))
         compiled = compile(parallel_mode=DataParallel(style))(train_step)
         self.assertEqual(self._operands(compiled, model), expected)

@@ -248,8 +248,8 @@ class TestLimits(unittest.TestCase):
 
     def test_checks_that_only_measure_run_if_they_are_named(self):
         usual = {plan.name for plan in main.choose(self.plans, "")}
-        self.assertEqual({plan.name for plan in self.plans} - usual, {"spmd-fx", "spmd-inductor"})
-        self.assertEqual([plan.name for plan in main.choose(self.plans, "spmd-fx")], ["spmd-fx"])
+        self.assertEqual({plan.name for plan in self.plans} - usual, {"spmd-speed"})
+        self.assertEqual([plan.name for plan in main.choose(self.plans, "spmd-speed")], ["spmd-speed"])
 
     def test_time_that_is_left_over_is_shared(self):
         """Each check has its own limit at least, if all of them fit."""
@@ -307,7 +307,7 @@ class DryRunTest(unittest.TestCase):
     """Each check judges runs that are made up: what is wrong on a GPU is told, and is no error of the check."""
 
     # They use CUDA themselves.
-    ON_CUDA = ("fork_survives", "memory_back", "topology", "spmd_fx", "spmd_inductor")
+    ON_CUDA = ("fork_survives", "memory_back", "topology", "spmd_speed")
 
     def setUp(self):
         # Before torch.cuda is replaced: the checks take a constant from it.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torch_testing_ext._spmd.resting_state import why_whole
-from torch_testing_ext._spmd.roster import LONGEST, find_state
+from torch_testing_ext._spmd.finding import LONGEST, find_state
+from torch_testing_ext._spmd.row_updates import why_whole
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import compile
 
@@ -153,7 +153,7 @@ FOUND = {
 }
 
 
-class TestStateFinder(TestCase):
+class TestFinding(TestCase):
     """One place after the other."""
 
     @parametrize("name", [*FOUND])
@@ -237,7 +237,7 @@ class TestOptimizerKinds(TestCase):
         self.assertIn(expected or "", found or "")
 
 
-instantiate_parametrized_tests(TestStateFinder)
+instantiate_parametrized_tests(TestFinding)
 instantiate_parametrized_tests(TestOptimizerKinds)
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""How ranks agree, as tables: headers that differ, and checksums."""
+
+import torch
+
+from torch_testing_ext._spmd.agreement import EARLY, Header, Place, checksum_of, disagreement, is_served
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+
+SAME = Header(1, 2, Place.BACKWARD, 0, 4, 0, 77, 5, 0)
+HEADERS = {
+    "same": ([SAME, SAME], None),
+    "failed": ([SAME, SAME._replace(place=Place.FAILED)], "raised an error on rank 1"),
+    "all_failed": ([SAME._replace(place=Place.FAILED)] * 2, None),
+    "step": ([SAME, SAME, SAME._replace(step=3)], "compiled step 1, rank 2 in step 3"),
+    "call": ([SAME, SAME._replace(call=3)], "in backward 1 of call 2 .rank 0. and in backward 1 of call 3"),
+    "backward": ([SAME._replace(turn=1), SAME], "in backward 2 of call 2 .rank 0. and in backward 1"),
+    "place": ([SAME, SAME._replace(place=Place.END)], "in backward 1 of call 2 .rank 0. and at the end of call 2"),
+    "new": ([SAME, SAME._replace(new=2, params=6)], "rank 1 has 6 .2."),
+    "checksum": ([SAME, SAME._replace(checksum=78)], "parameters of rank 1 differ"),
+    "gradients": ([SAME, SAME._replace(about=6)], "gradients of different parameters"),
+    "updated": ([SAME, SAME._replace(updated=6)], "different parameters"),
+    "read": ([SAME._replace(place=Place.READ), SAME], "Rank 0 reads gradients, and another rank does not"),
+}
+READ, UPDATE, END = (SAME._replace(place=place) for place in (Place.READ, Place.UPDATE, Place.END))
+SERVED = {
+    "read_and_end": ([READ, END], True),
+    "read_and_update": ([UPDATE, READ], True),
+    "all_read": ([READ, READ], True),
+    "nobody_reads": ([END, END], False),
+    "backward": ([READ, SAME], False),
+    "other_gradients": ([READ, END._replace(about=6)], False),
+}
+VALUES = {
+    "float32": torch.randn(70),
+    "float64": torch.randn(7, 3, dtype=torch.float64),
+    "bfloat16": torch.randn(9).bfloat16(),
+    "complex": torch.randn(4, dtype=torch.complex64),
+    "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+    "transposed": torch.randn(4, 3).t(),
+    "scalar": torch.randn(()),
+    "nan": torch.full((3,), float("nan")),
+}
+
+
+class TestHeaders(TestCase):
+    """Headers in, a problem and its remedy out."""
+
+    @parametrize("name", [*HEADERS])
+    def test_disagreement(self, name):
+        headers, expected = HEADERS[name]
+        found = disagreement(headers)
+        if expected is None:
+            self.assertIsNone(found)
+        else:
+            self.assertRegex(found[0], expected)
+            self.assertRegex(found[1], "every rank|all ranks|none|average")
+
+    @parametrize("name", [*SERVED])
+    def test_a_rank_that_reads_is_served(self, name):
+        headers, expected = SERVED[name]
+        self.assertIs(is_served(headers), expected)
+
+
+class TestChecksum(TestCase):
+    """A checksum tells different tensors apart."""
+
+    @parametrize("name", [*VALUES])
+    def test_sees_a_change(self, name):
+        tensor = VALUES[name].clone()
+        before = checksum_of([tensor], 0)
+        self.assertEqual(checksum_of([tensor.clone()], 0), before)
+        tensor[tuple(size - 1 for size in tensor.shape)] = 0
+        self.assertNotEqual(checksum_of([tensor], 0), before)
+
+    def test_the_sample_of_a_large_tensor_moves(self):
+        tensor, changed = torch.zeros(100_000), torch.zeros(100_000)
+        changed[7] = 1
+        gap = 100_000 // 256
+        seen = [call for call in range(gap) if checksum_of([changed], call) != checksum_of([tensor], call)]
+        self.assertEqual(seen, [7])
+
+    def test_later_calls_take_turns(self):
+        tensors = [torch.zeros(3) for _ in range(8)]
+        changed = [*tensors[:5], torch.ones(3), *tensors[6:]]
+        self.assertNotEqual(checksum_of(changed, EARLY - 1), checksum_of(tensors, EARLY - 1))
+        seen = [checksum_of(changed, EARLY + call) != checksum_of(tensors, EARLY + call) for call in range(2)]
+        self.assertEqual(sorted(seen), [False, True])
+
+    def test_nothing(self):
+        self.assertEqual(checksum_of([torch.empty(0), torch.eye(2).to_sparse()], 0), 0)
+
+
+instantiate_parametrized_tests(TestHeaders)
+instantiate_parametrized_tests(TestChecksum)
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,208 @@
+"""What model and optimizer hold between calls, what a program may do with it, and how it appears in a step."""
+
+import copy
+
+import torch
+import torch.distributed.checkpoint as dcp
+from loops import Parallel, Tied, adam, error, net, sgd, update, whole
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.distributed._spmd import DataParallel, api, compile
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
+
+# Attributes of a tensor that look at no values. On one rank alone, they must not communicate.
+HARMLESS = ("is_cpu", "is_nested", "is_sparse_csr", "is_mkldnn", "grad_dtype", "shape", "dtype", "is_leaf", "layout")
+
+
+def sharded(step):
+    return compile(parallel_mode=DataParallel("fully_shard"))(step)
+
+
+class TestBetweenCalls(DTensorContinuousTestBase):
+    """Models and optimizers after some calls, on two ranks."""
+
+    world_size = 2
+
+    def _trained(self, step=update, make=adam, model=None, calls=2, wrap=sharded):
+        torch.manual_seed(self.rank)
+        model = model or net()
+        optimizer, compiled = make(model), wrap(step)
+        for call in range(calls):
+            compiled(model, optimizer, Parallel(self.rank).batch(call))
+        return model, optimizer, compiled
+
+    def test_everything_is_rows(self):
+        model, optimizer, _ = self._trained()
+        for name, param in model.named_parameters():
+            self.assertIsInstance(param, nn.Parameter)
+            for value in (param, param.grad, *(v for v in optimizer.state[param].values() if v.dim())):
+                self.assertIsInstance(value, DTensor, name)
+                self.assertEqual(value.placements, (Shard(0),), name)
+                self.assertEqual(
+                    len(value.to_local()), len(param.shape and torch.empty(param.shape).chunk(2)[self.rank])
+                )
+
+    def test_replicated_parameters_are_plain_or_as_pytorchs_compiler_has_them(self):
+        model, _, _ = self._trained(wrap=compile())
+        self.assertFalse(any(isinstance(param, DTensor) for param in model.parameters()))
+        model, optimizer, step = self._trained(wrap=api.compile())
+        self.assertTrue(all(param.placements == (Replicate(),) for param in model.parameters()))
+        step(model, optimizer, Parallel(self.rank).batch(5))
+
+    def test_whole_and_plain_in_a_step(self):
+        kinds = []
+
+        def step(model, optimizer, batch):
+            update(model, optimizer, batch)
+            kinds.extend(type(param) for param in model.parameters())
+            kinds.extend(type(value) for values in optimizer.state.values() for value in values.values())
+            self.assertEqual([tuple(param.shape) for param in model.parameters()], [(7, 6), (7,), (3, 7), (3,)])
+
+        self._trained(step)
+        self.assertNotIn(DTensor, kinds)
+        self.assertIn(nn.Parameter, kinds)
+
+    def test_the_same_rows_as_fsdp2(self):
+        torch.manual_seed(0)
+        mine, theirs = net(), net()
+        theirs.load_state_dict(mine.state_dict())
+        fully_shard(theirs)
+        optimizers = adam(mine), adam(theirs)
+        step = sharded(update)
+        for call in range(3):
+            batch = Parallel(self.rank).batch(call)
+            self.assertEqual(step(mine, optimizers[0], batch), update(theirs, optimizers[1], batch))
+        for param, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            self.assertEqual(param.placements, other.placements)
+            self.assertEqual(param.to_local(), other.to_local())
+        theirs.load_state_dict(mine.state_dict())
+
+    def test_tied_weights_stay_tied(self):
+        model, optimizer, _ = self._trained(model=Tied())
+        self.assertIs(model.a.weight, model.b.weight)
+        self.assertIs(optimizer.param_groups[0]["params"][0], model.a.weight)
+
+    def test_the_objects_of_a_model_stay_the_same(self):
+        model, optimizer, step = self._trained()
+        before = [*model.parameters()]
+        step(model, optimizer, Parallel(self.rank).batch(3))
+        self.assertTrue(all(a is b for a, b in zip(before, model.parameters(), strict=True)))
+
+    @parametrize("attribute", HARMLESS)
+    def test_a_rank_alone_reads_an_attribute(self, attribute):
+        model, optimizer, step = self._trained()
+        if self.rank == 0:
+            for param in model.parameters():
+                getattr(param, attribute)
+                getattr(param.grad, attribute)
+        step(model, optimizer, Parallel(self.rank).batch(3))
+
+    @parametrize("attribute", HARMLESS)
+    def test_a_rank_alone_reads_an_attribute_in_a_step(self, attribute):
+        def step(model, optimizer, batch):
+            optimizer.zero_grad()
+            error(model, batch).backward()
+            if self.rank == 0:
+                for param in model.parameters():
+                    getattr(param, attribute)
+                    getattr(param.grad, attribute)
+            optimizer.step()
+
+        self._trained(step)
+
+    def test_checkpoints(self):
+        model, optimizer, step = self._trained()
+        saved, states = model.state_dict(), optimizer.state_dict()
+        values = {name: value.full_tensor() for name, value in saved.items()}
+        plain = net()
+        plain.load_state_dict(values)
+        self.assertEqual([*plain.parameters()], [whole(param) for param in model.parameters()])
+        kept = copy.deepcopy((saved, states))
+        step(model, optimizer, Parallel(self.rank).batch(3))
+        model.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+        self.assertEqual([whole(param) for param in model.parameters()], [*values.values()])
+        set_model_state_dict(
+            model, {k: v * 2 for k, v in values.items()}, options=StateDictOptions(full_state_dict=True)
+        )
+        self.assertEqual([whole(param) for param in model.parameters()], [v * 2 for v in values.values()])
+        step(model, optimizer, Parallel(self.rank).batch(4))
+
+    def test_what_torch_cannot_do_it_refuses(self):
+        model, optimizer, step = self._trained()
+        x, y = Parallel(self.rank).batch(3)
+        with self.assertRaisesRegex(RuntimeError, "mixed torch.Tensor and DTensor"):
+            model(x)
+        with self.assertRaisesRegex(RuntimeError, "mixed torch.Tensor and DTensor"):
+            model[0].weight.detach().add_(torch.ones(7, 6))
+        step(model, optimizer, (x, y))
+
+    def test_a_parameter_of_before_has_no_values_between_calls(self):
+        torch.manual_seed(self.rank)
+        model = net()
+        before = [*model.parameters()]
+        optimizer, step = sgd(model), sharded(update)
+        step(model, optimizer, Parallel(self.rank).batch(0))
+        self.assertFalse(any(a is b for a, b in zip(before, model.parameters(), strict=True)))
+        self.assertTrue(all(param.detach().isnan().all() for param in before))
+        with self.assertRaisesRegex(RuntimeError, "single memory location"), torch.no_grad():
+            before[0].mul_(2)
+
+    def test_a_backward_outside_of_a_step_averages(self):
+        model, optimizer, _ = self._trained(wrap=compile())
+        optimizer.zero_grad()
+        for value in (self.rank + 1.0, 2.0):
+            (model[0].weight * value).sum().backward()
+        self.assertEqual(model[0].weight.grad, torch.full((7, 6), 3.5))
+
+    def test_distributed_checkpoint(self):
+        model, optimizer, step = self._trained()
+        saved = {"model": {name: value.detach().clone() for name, value in model.state_dict().items()}}
+        self.assertTrue(all(isinstance(value, DTensor) for value in saved["model"].values()))
+        planner = dcp.DefaultSavePlanner()
+        planner.set_up_planner(saved, is_coordinator=True)
+        sizes = [item.tensor_data.size for item in planner.create_local_plan().items]
+        self.assertEqual(sizes, [value.shape for value in saved["model"].values()])
+        step(model, optimizer, Parallel(self.rank).batch(3))
+
+
+class TestCompiledModels(DTensorContinuousTestBase):
+    """A model that torch.compile compiles trains in a step, with the numbers of the eager one."""
+
+    world_size = 2
+
+    @parametrize("style", ["replicate", "fully_shard"])
+    @parametrize("is_compiled_before", [True, False])
+    def test_trains_alike(self, style, is_compiled_before):
+        found = []
+        for backend in (None, "aot_eager"):
+            torch.manual_seed(self.rank)
+            model = net()
+            optimizer = adam(model)
+            if backend is not None and is_compiled_before:
+                model.compile(backend=backend)
+            called = torch.compile(model, backend=backend) if backend and not is_compiled_before else model
+
+            @compile(parallel_mode=DataParallel(style))
+            def step(batch, called=called, optimizer=optimizer):
+                optimizer.zero_grad()
+                loss = error(called, batch)
+                loss.backward()
+                nn.utils.clip_grad_norm_(called.parameters(), 0.1)
+                optimizer.step()
+                return loss.detach()
+
+            losses = [step(Parallel(self.rank).batch(call)) for call in range(4)]
+            found.append((losses, [whole(param) for param in model.parameters()]))
+        self.assertEqual(found[0], found[1])
+
+
+instantiate_parametrized_tests(TestBetweenCalls)
+instantiate_parametrized_tests(TestCompiledModels)
+
+if __name__ == "__main__":
+    run_tests()
