@@ -3,7 +3,7 @@
     bash benchmarks/gpu/run [--quick] [--only NAME,...] [--minutes M] OUT
 
 It takes less than nine minutes on one GPU. Checks for two GPUs or more are skipped by name on one; those that only
-measure (spmd-fx, spmd-inductor) run if they are named.
+measure (spmd-speed) run if they are named.
 
 OUT gets gpu.json, gpu.md (readable) and gpu.log (the output of all checks), which are up to date after every check: a
 run that is cut off keeps what it has. Without a GPU, the checks that have a part for the CPU run that, and the others

@@ -1,4 +1,4 @@
-"""Train steps on GPUs: ours against DDP and FSDP2 in eager mode. Shared by the checks spmd-fx and spmd-inductor.
+"""Train steps on GPUs: ours against DDP and FSDP2 in eager mode, for the check spmd-speed.
 
 Each variant trains the same model from the same weights on the same batches. With one rank the group is NCCL's; with
 two, each has a GPU of its own, or they share one over NCCL or gloo, as the versions allow.
@@ -25,17 +25,19 @@ from torch_testing_ext._torch.devices import cuda_state
 # Width, layers, batch, and how many steps are timed together. gloo's go through the CPU.
 ON_GPU, OVER_GLOO, ON_CPU = (2048, 12, 512, 30), (1024, 12, 512, 1), (64, 3, 8, 1)
 STYLES = ("replicate", "fully_shard")
+# The model is compiled by torch.compile.
+COMPILED = "compiled"
 PEERS = {"replicate": "DDP eager", "fully_shard": "FSDP2 eager"}
 
 
-def measure(c: Any, backend: str) -> None:
-    """All of it, for "fx" or "inductor"."""
+def measure(c: Any) -> None:
+    """All of it."""
     for world in (1, 2):
         group, devices, why = group_for(world)
         where = f"{world} rank{'s' if world > 1 else ''}"
         c.note(f"{where} on {devices} GPU{'s' if devices != 1 else ''} over {group}{why}")
         context = torch.multiprocessing.spawn(
-            rank_main, (world, group, str(c.folder), backend, c.quick), nprocs=world, join=False
+            rank_main, (world, group, str(c.folder), c.quick), nprocs=world, join=False
         )
         said: set[str] = set()
         try:
@@ -82,7 +84,7 @@ def say(c: Any, name: str, found: dict[str, Any], where: str) -> None:
         c.expect(found["difference"] < 1e-2, f"{name} trains like {found['peer']}, {where}", found["difference"])
 
 
-def rank_main(rank: int, world: int, group: str, folder: str, backend: str, quick: bool) -> None:
+def rank_main(rank: int, world: int, group: str, folder: str, quick: bool) -> None:
     if group == "nccl" and torch.cuda.device_count() < world:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     if torch.cuda.device_count():
@@ -92,7 +94,7 @@ def rank_main(rank: int, world: int, group: str, folder: str, backend: str, quic
     dist.init_process_group(group, store=dist.FileStore(f"{folder}/store{world}", world), rank=rank, world_size=world)
     results: dict[str, Any] = {}
     weights: dict[str, list[torch.Tensor]] = {}
-    for name in (*PEERS.values(), *(f"{style} {backend}" for style in STYLES)):
+    for name in (*PEERS.values(), *STYLES, *(f"{style} {COMPILED}" for style in STYLES)):
         try:
             results[name], weights[name] = train(name, quick)
         except Exception as error:
@@ -155,8 +157,10 @@ def variant(name: str, model: nn.Module) -> tuple[Callable[..., Any], nn.Module]
                 fully_shard(layer)
         fully_shard(model)
         return train_step, model
-    style, backend = name.split()
-    return compile(parallel_mode=DataParallel(style), backend=backend)(train_step), model
+    style, *compiled = name.split()
+    if compiled:
+        model.compile()
+    return compile(parallel_mode=DataParallel(style))(train_step), model
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
