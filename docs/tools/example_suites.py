@@ -406,8 +406,6 @@ def fragments(example: Example) -> Iterator[str]:
                 "batches of other sizes in the ranks" if any(len(set(call)) > 1 for call in value) else "equal batches"
             )
             yield "batches of another size later" if len(set(value)) > 1 else "batches of one size"
-        elif field.name == "size_at":
-            yield "Python on sizes in the step" if value is None else "Python on sizes in forward"
         elif field.name == "odd":
             yield f"{len(value)} odd fragments"
         else:
