@@ -11,7 +11,7 @@ from .layout import as_real
 from .modes import SPMDError
 
 
-class Place(enum.IntEnum):
+class CallPlace(enum.IntEnum):
     """The place of a rank in a call when it sends a header."""
 
     START = 0
@@ -46,17 +46,17 @@ class Header(NamedTuple):
 
 _SAME_CALLS = "Call the same steps on every rank, and as many backwards in each of them."
 _PLACES = {
-    Place.START: "at the start",
-    Place.BACKWARD: "in backward {}",
-    Place.READ: "at a read of gradients",
-    Place.UPDATE: "at update {}",
-    Place.END: "at the end",
+    CallPlace.START: "at the start",
+    CallPlace.BACKWARD: "in backward {}",
+    CallPlace.READ: "at a read of gradients",
+    CallPlace.UPDATE: "at update {}",
+    CallPlace.END: "at the end",
 }
 
 
 def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
     """The problem and its remedy, if the ranks' headers differ."""
-    failed = [rank for rank, header in enumerate(ranks) if header.place == Place.FAILED]
+    failed = [rank for rank, header in enumerate(ranks) if header.place == CallPlace.FAILED]
     if failed:
         if len(failed) == len(ranks):
             return None
@@ -67,9 +67,9 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
             return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", _SAME_CALLS
         if first.call != other.call:
             return _elsewhere("The ranks ran different numbers of calls", first, other, rank)
-        if first.place != other.place and Place.READ in (first.place, other.place):
+        if first.place != other.place and CallPlace.READ in (first.place, other.place):
             return (
-                f"Rank {0 if first.place == Place.READ else rank} reads gradients, and another rank does not.",
+                f"Rank {0 if first.place == CallPlace.READ else rank} reads gradients, and another rank does not.",
                 "Read them on every rank, or on none, before anything changes them.",
             )
         if (first.place, first.turn) != (other.place, other.turn):
@@ -96,7 +96,7 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
 
 def _elsewhere(problem: str, first: Header, other: Header, rank: int) -> tuple[str, str]:
     places = [
-        f"{_PLACES[Place(header.place)].format(header.turn + 1)} of call {header.call}" for header in (first, other)
+        f"{_PLACES[CallPlace(header.place)].format(header.turn + 1)} of call {header.call}" for header in (first, other)
     ]
     return f"{problem}: they are {places[0]} (rank 0) and {places[1]} (rank {rank}).", _SAME_CALLS
 
@@ -105,10 +105,10 @@ def is_served(ranks: Sequence[Header]) -> bool:
     """Whether some ranks read gradients, and all others wait in a place where they still have them."""
     places = {header.place for header in ranks}
     same = {(header.step, header.call, header.about) for header in ranks}
-    return Place.READ in places and places <= {Place.READ, Place.UPDATE, Place.END} and len(same) == 1
+    return CallPlace.READ in places and places <= {CallPlace.READ, CallPlace.UPDATE, CallPlace.END} and len(same) == 1
 
 
-class Meeting:
+class StepMeeting:
     """The ranks that train together, where this one is in a call, and the exchange of headers."""
 
     def __init__(self, group: Any) -> None:
@@ -136,9 +136,9 @@ class Meeting:
         """End a call: headers that follow are those of backwards outside of calls."""
         self.step, self.call, self.params, self.new, self.watched = -1, 0, 0, 0, []
 
-    def send(self, place: Place, turn: int = 0, about: int = 0, updated: int = 0) -> None:
+    def send(self, place: CallPlace, turn: int = 0, about: int = 0, updated: int = 0) -> None:
         """Send this rank's header, and do not wait."""
-        if place is not Place.FAILED:
+        if place is not CallPlace.FAILED:
             self.check()
         if self.world == 1:
             return
@@ -149,7 +149,7 @@ class Meeting:
         rows = list(mine.new_empty(self.world, len(mine)))
         if self._pending is not None:
             self._pending[0].wait()
-        self._pending = dist.all_gather(rows, mine, self.group, async_op=True), rows, place is Place.FAILED
+        self._pending = dist.all_gather(rows, mine, self.group, async_op=True), rows, place is CallPlace.FAILED
 
     def check(self) -> bool:
         """Wait for the headers that are on their way, and raise an error on every rank if they differ.
@@ -165,14 +165,14 @@ class Meeting:
         if has_failed:
             return False
         if is_served(ranks):
-            return ranks[self.rank].place != Place.READ
+            return ranks[self.rank].place != CallPlace.READ
         problem = disagreement(ranks)
         if problem is not None:
             self.is_known = True
             raise SPMDError(problem[0], remedy=problem[1])
         return False
 
-    def meet(self, place: Place, turn: int = 0, about: int = 0, updated: int = 0) -> bool:
+    def meet(self, place: CallPlace, turn: int = 0, about: int = 0, updated: int = 0) -> bool:
         """Send this rank's header, and wait for those of the others. Returns what `check` returns."""
         self.send(place, turn, about, updated)
         return self.check()

@@ -11,22 +11,22 @@ import torch.distributed as dist
 
 from torch_testing_ext._torch.training import at_end_of_backward, outside_dynamo, run_hook_last
 
-from .agreement import Meeting, Place
-from .buckets import Plan, agreed_order
+from .agreement import CallPlace, StepMeeting
+from .buckets import BucketPlan, agreed_order
 from .layout import Rows
 from .modes import SPMDError
 from .row_tensor import RowTensor, RowTensors, is_kept
 
 
 @dataclass
-class History:
+class StepHistory:
     """The calls of one step so far."""
 
     # -1: the backwards outside of calls.
     number: int = -1
     calls: int = 0
     # The plans of backwards, by their number in a call.
-    plans: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, BucketPlan] = field(default_factory=dict)
     # Whether the step has read gradients of sharded parameters: then they stay whole in it.
     reads: bool = False
     trained: bool = False
@@ -50,7 +50,7 @@ class Managed:
 class _Backward:
     """A backward that is running, or one that an error interrupted."""
 
-    plan: Plan | None
+    plan: BucketPlan | None
     # The parameters that it has reached, with their place, and those that got more after their bucket had left.
     reached: dict[int, int] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
@@ -71,7 +71,7 @@ class _Backward:
 class Averager:
     """The parameters whose gradients are averaged, and the backward that runs."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: StepMeeting) -> None:
         self.meeting = meeting
         self.gradients = RowTensors(meeting)
         self.managed: list[Managed] = []
@@ -79,7 +79,7 @@ class Averager:
         self._index: dict[int, int] = {}
         # The sharded parameters whose gradients stay whole: sparse ones, and those that something else keeps.
         self.whole: set[int] = set()
-        self._outside = History()
+        self._outside = StepHistory()
         self.history = self._outside
         self.limit: int | None = None
         # The number of backwards of the call so far.
@@ -119,7 +119,7 @@ class Averager:
 
     # -- calls
 
-    def begin(self, history: History, limit: int | None) -> None:
+    def begin(self, history: StepHistory, limit: int | None) -> None:
         """Begin a call of a step."""
         self.history, self.limit, self.turn, self.backward = history, limit, 0, None
         self.gradients.begin()
@@ -150,7 +150,7 @@ class Averager:
             if backward is not None and backward.plan is not None:
                 # They wait for its buckets. The flag makes them meet after it.
                 backward.plan.finish(self.meeting, True)
-            self.meeting.send(Place.FAILED)
+            self.meeting.send(CallPlace.FAILED)
         except (SPMDError, RuntimeError):
             # The caller raises the first error.
             return
@@ -201,7 +201,7 @@ class Averager:
             if plan is not None:
                 plan.begin()
             backward = self.backward = _Backward(plan)
-            self.meeting.send(Place.BACKWARD, self.turn, 0 if plan is None else plan.hash)
+            self.meeting.send(CallPlace.BACKWARD, self.turn, 0 if plan is None else plan.hash)
         # A function of its own: it lives as long as autograd has it.
         backward.finish_by(functools.partial(self.finish))
         for number, managed in enumerate(self.managed):
@@ -230,14 +230,14 @@ class Averager:
                 self._next()
                 return
         # A rank that has failed is not in the exchange.
-        self.meeting.meet(Place.BACKWARD, self.turn)
+        self.meeting.meet(CallPlace.BACKWARD, self.turn)
         self._discover(backward, plan, left)
         self._next()
 
     def _next(self) -> None:
         self.turn += 0 if self.history is self._outside else 1
 
-    def _discover(self, backward: _Backward, plan: Plan | None, left: set[int]) -> None:
+    def _discover(self, backward: _Backward, plan: BucketPlan | None, left: set[int]) -> None:
         """Tell all ranks what this one has reached, average what no bucket has taken, and expect it from now on."""
         rows = self._exchange(backward, left)
         order = agreed_order([row[0] for row in rows])
@@ -266,10 +266,10 @@ class Averager:
         dist.all_gather(rows, mine, group=self.meeting.group)
         return [row.tolist() for row in rows]
 
-    def _plan(self, order: Sequence[int]) -> Plan:
+    def _plan(self, order: Sequence[int]) -> BucketPlan:
         params = [self._param(index) for index in order]
         rows = [self._rows(index) for index in order]
-        return Plan(order, params, rows, self.gradients, self.limit)
+        return BucketPlan(order, params, rows, self.gradients, self.limit)
 
     def _rows(self, index: int) -> Rows | None:
         """The rows of a parameter whose gradient is sharded."""

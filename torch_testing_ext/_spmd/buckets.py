@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from torch_testing_ext._torch.training import copy_all
 
-from .agreement import Meeting
+from .agreement import StepMeeting
 from .layout import Rows, as_real
 from .row_tensor import RowTensor, RowTensors
 
@@ -34,7 +34,7 @@ class Bucket:
         self.missing = 0
         self._work: Any = None
 
-    def start(self, meeting: Meeting, flag: bool) -> None:
+    def start(self, meeting: StepMeeting, flag: bool) -> None:
         """Send the gradients. A parameter without one counts as zeros."""
         targets, grads = [], []
         for param, view in zip(self.params, self.views, strict=True):
@@ -91,7 +91,7 @@ class RowBucket:
         self._mine = torch.empty(0)
         self._work: Any = None
 
-    def start(self, meeting: Meeting, flag: bool) -> None:
+    def start(self, meeting: StepMeeting, flag: bool) -> None:
         """Send the gradients, and free them. A parameter without one counts as zeros."""
         like = as_real(self.params[0])
         shape = meeting.world, sum(self.widths) + 1
@@ -134,7 +134,7 @@ class RowBucket:
         self._mine, self._waiting = torch.empty(0), []
 
 
-class Plan:
+class BucketPlan:
     """The buckets of one backward, and the gradients that it is expected to reach: the same on every rank."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Plan:
         for bucket in self.buckets:
             bucket.missing = len(bucket.indices)
 
-    def arrive(self, index: int, meeting: Meeting) -> None:
+    def arrive(self, index: int, meeting: StepMeeting) -> None:
         """Note a gradient, and start the buckets that are full, but the last, which carries the flag."""
         self.bucket_of[index].missing -= 1
         while self.next < len(self.buckets) - 1 and not self.buckets[self.next].missing:
@@ -188,7 +188,7 @@ class Plan:
                 meeting.check()
             self._start(meeting, False)
 
-    def finish(self, meeting: Meeting, flag: bool) -> bool:
+    def finish(self, meeting: StepMeeting, flag: bool) -> bool:
         """Start what is left, and wait for all. Returns whether any rank has set the flag."""
         while self.next < len(self.buckets):
             self._start(meeting, flag and self.next == len(self.buckets) - 1)
@@ -196,7 +196,7 @@ class Plan:
             self._finish_one()
         return self.flagged
 
-    def _start(self, meeting: Meeting, flag: bool) -> None:
+    def _start(self, meeting: StepMeeting, flag: bool) -> None:
         # Two buckets of rows are on their way at a time: others would keep their memory.
         if self.next - self.unfinished >= 2 and isinstance(self.buckets[self.next], RowBucket):
             self._finish_one()

@@ -5,11 +5,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .engine import current_engine
 from .modes import NO_GRAPH, DataParallel, ParallelMode, SPMDError
+from .step_engine import current_engine
 
 
-class Step:
+class CompiledStep:
     """A train step whose state is data parallel. Calling it runs the user's Python."""
 
     def __init__(self, function: Callable[..., Any], mode: DataParallel, rests: bool) -> None:
@@ -35,14 +35,14 @@ def compile(
     parallel_mode: ParallelMode | None = None,
     *,
     backend: str = "engine",
-) -> Callable[[Callable[..., Any]], Step]:
+) -> Callable[[Callable[..., Any]], CompiledStep]:
     """Make a train step data parallel. What changes graphs in PyTorch's compiler is refused."""
     return compiled(module_override, gm_transformation, parallel_mode, backend, rests=False)
 
 
 def compiled(
     module_override: Any, gm_transformation: Any, parallel_mode: ParallelMode | None, backend: str, *, rests: bool
-) -> Callable[[Callable[..., Any]], Step]:
+) -> Callable[[Callable[..., Any]], CompiledStep]:
     """`compile`, with the form of replicated parameters between calls."""
     graphs = {"module_override": module_override, "gm_transformation": gm_transformation}
     for name, value in graphs.items():
@@ -56,4 +56,4 @@ def compiled(
     mode = DataParallel() if parallel_mode is None else parallel_mode
     if not isinstance(mode, DataParallel):
         raise SPMDError(f"Unknown parallel mode {mode!r}.", remedy="Use DataParallel.")
-    return lambda function: Step(function, mode, rests)
+    return lambda function: CompiledStep(function, mode, rests)

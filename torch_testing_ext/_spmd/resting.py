@@ -20,16 +20,16 @@ from torch_testing_ext._torch.training import (
     storage_key,
 )
 
-from .agreement import Meeting
+from .agreement import StepMeeting
 from .averaging import Averager
-from .finding import FoundState
 from .layout import Rows
 from .modes import SPMDError
 from .row_tensor import Gather, RowTensor, gather_rows
+from .state_finding import FoundState
 
 
 @dataclass
-class Pair:
+class TwoForms:
     """The two forms of a parameter."""
 
     # In a call. Between calls a sharded one has no values.
@@ -63,14 +63,14 @@ class Pair:
 class Resting:
     """The pairs of all modules, and the change from one form to the other."""
 
-    def __init__(self, meeting: Meeting, averager: Averager) -> None:
+    def __init__(self, meeting: StepMeeting, averager: Averager) -> None:
         self.meeting, self.averager = meeting, averager
         # By the name in the module, which keeps them alive.
-        self._of_modules: weakref.WeakKeyDictionary[nn.Module, dict[str, Pair]] = weakref.WeakKeyDictionary()
+        self._of_modules: weakref.WeakKeyDictionary[nn.Module, dict[str, TwoForms]] = weakref.WeakKeyDictionary()
         # The pairs that optimizers hold, also when no module does any more.
-        self._of_optimizers: weakref.WeakKeyDictionary[Optimizer, list[Pair]] = weakref.WeakKeyDictionary()
+        self._of_optimizers: weakref.WeakKeyDictionary[Optimizer, list[TwoForms]] = weakref.WeakKeyDictionary()
         # The pairs of the call, by `id` of the plain parameter.
-        self.pairs: dict[int, Pair] = {}
+        self.pairs: dict[int, TwoForms] = {}
         # Whether the plain parameters have their values.
         self.is_filled = False
         # A parameter whose DTensor got a gradient in the call.
@@ -82,7 +82,7 @@ class Resting:
     def enter(self, found: FoundState) -> None:
         """Let modules and optimizers hold plain parameters, which have no values yet."""
         self.pairs, self.is_filled = {}, False
-        by_rest: dict[int, Pair] = {}
+        by_rest: dict[int, TwoForms] = {}
         for module in _modules(found.modules):
             for pair in self._of_modules.get(module, {}).values():
                 by_rest[id(pair.rest)] = pair
@@ -107,17 +107,17 @@ class Resting:
                     self._enter_pair(pair)
             _rekey(optimizer, lambda param: by_rest[id(param)].plain if id(param) in by_rest else param)
 
-    def _adopt(self, name: str, rest: Any) -> Pair:
+    def _adopt(self, name: str, rest: Any) -> TwoForms:
         """The pair of a DTensor that no call has made, such as that of a copied or loaded model."""
         local = local_tensor(rest)
         is_sharded = rest.placements[0].is_shard()
         plain = nn.Parameter(_nowhere(rest) if is_sharded else local.detach(), requires_grad=rest.requires_grad)
-        return Pair(plain, rest, self._rows(rest) if is_sharded else None, name)
+        return TwoForms(plain, rest, self._rows(rest) if is_sharded else None, name)
 
     def _rows(self, param: torch.Tensor) -> Rows:
         return Rows(len(param), self.meeting.rank, self.meeting.world)
 
-    def _enter_pair(self, pair: Pair) -> None:
+    def _enter_pair(self, pair: TwoForms) -> None:
         plain, rest = pair.plain, pair.rest
         if id(plain) in self.pairs:
             return
@@ -165,7 +165,7 @@ class Resting:
             # What something has kept of gradients goes on to show them.
             self.averager.gradients.read()
 
-    def _enter_gradient(self, pair: Pair) -> None:
+    def _enter_gradient(self, pair: TwoForms) -> None:
         grad, pair.rest.grad = pair.rest.grad, None
         pair.plain.grad = None
         if grad is None:
@@ -182,7 +182,7 @@ class Resting:
         """Let a parameter that is new be a DTensor after this call."""
         pair = self.pairs.get(id(param))
         if pair is None:
-            pair = self.pairs[id(param)] = Pair(param, None, rows, title)
+            pair = self.pairs[id(param)] = TwoForms(param, None, rows, title)
         self._of_modules.setdefault(module, {})[name] = pair
 
     # -- out of a call
@@ -210,7 +210,7 @@ class Resting:
                 self._forget_whole(pair)
         self.pairs = {}
 
-    def _forget_whole(self, pair: Pair) -> None:
+    def _forget_whole(self, pair: TwoForms) -> None:
         """Free the memory of a whole parameter and its gradient. If something keeps it, the next call uses it again."""
         plain, grad = pair.plain, pair.plain.grad
         if self.is_filled:
@@ -229,7 +229,7 @@ class Resting:
                 remedy="Compute it in the step, or detach it.",
             )
 
-    def _leave_pair(self, pair: Pair) -> None:
+    def _leave_pair(self, pair: TwoForms) -> None:
         plain, rest, local = pair.plain, pair.rest, pair.local
         pair.local = None
         if rest is not None and not self.is_filled:
@@ -251,7 +251,7 @@ class Resting:
         pair.outer = storage_key(rest), id(local_tensor(rest))
         self._leave_gradient(pair, rest)
 
-    def _leave_gradient(self, pair: Pair, rest: Any) -> None:
+    def _leave_gradient(self, pair: TwoForms, rest: Any) -> None:
         grad: Any = pair.plain.grad
         rest.grad = None
         if isinstance(grad, RowTensor) and grad.whole is None:
@@ -278,13 +278,13 @@ class Resting:
             self._mesh = init_device_mesh(like.device.type, (self.meeting.world,))
         return self._mesh
 
-    def state_at_rest(self, pair: Pair, value: Any) -> Any:
+    def state_at_rest(self, pair: TwoForms, value: Any) -> Any:
         """A value of an optimizer's state as a DTensor, if it has an element for each of the parameter."""
         if not pair.whole_state(value):
             return value
         return self.state_of_rows(pair, value if pair.rows is None else pair.rows.of(value).clone())
 
-    def state_of_rows(self, pair: Pair, mine: torch.Tensor) -> Any:
+    def state_of_rows(self, pair: TwoForms, mine: torch.Tensor) -> Any:
         """A DTensor with this local tensor."""
         if pair.rest is not None and pair.rest.shape == pair.plain.shape:
             return dtensor_like(pair.rest, mine)
@@ -317,7 +317,7 @@ def _nowhere(like: torch.Tensor) -> torch.Tensor:
     return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
 
 
-def _refuse_written(pair: Pair) -> None:
+def _refuse_written(pair: TwoForms) -> None:
     """Refuse what has been written to a plain parameter between calls, when it has no values."""
     plain = pair.plain.detach()
     if plain.is_floating_point() and plain.numel() and not plain.as_strided((), ()).isnan():
@@ -335,7 +335,7 @@ def _put(module: nn.Module, name: str, value: Any) -> None:
         module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
 
 
-def _refuse_held(found: FoundState, by_rest: dict[int, Pair]) -> None:
+def _refuse_held(found: FoundState, by_rest: dict[int, TwoForms]) -> None:
     for tensor in found.tensors:
         pair = by_rest.get(id(tensor))
         if pair is not None:

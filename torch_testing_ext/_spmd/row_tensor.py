@@ -18,7 +18,7 @@ from torch_testing_ext._torch.training import (
     wrapper_of,
 )
 
-from .agreement import Meeting, Place
+from .agreement import CallPlace, StepMeeting
 from .layout import Rows, as_real
 from .modes import SPMDError
 
@@ -36,7 +36,7 @@ _DIRECT_BYTES = 256 * 1024
 
 
 @torch.no_grad()
-def gather_rows(meeting: Meeting, gathers: Iterable[Gather]) -> None:
+def gather_rows(meeting: StepMeeting, gathers: Iterable[Gather]) -> None:
     """Fill whole tensors with the rows of all ranks."""
     together: dict[Any, list[Gather]] = {}
     works = []
@@ -54,7 +54,7 @@ def gather_rows(meeting: Meeting, gathers: Iterable[Gather]) -> None:
         work.wait()
 
 
-def _gather_together(meeting: Meeting, gathers: list[Gather]) -> None:
+def _gather_together(meeting: StepMeeting, gathers: list[Gather]) -> None:
     """Gather tensors of one dtype and device in one collective."""
     widths = [gather.rows.width(gather.whole) for gather in gathers]
     mine = gathers[0].whole.new_zeros(sum(widths))
@@ -159,7 +159,7 @@ def is_kept(grad: torch.Tensor | None) -> bool:
 class RowTensors:
     """The gradients, or the states, of a call of which each rank has rows."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: StepMeeting) -> None:
         self.meeting = meeting
         # In the order in which they were made, which is the same on all ranks.
         self._references: list[weakref.ref[RowTensor]] = []
@@ -217,10 +217,10 @@ class RowTensors:
     def read(self) -> None:
         """Gather, because an operation of this rank uses one."""
         if self.meeting.step >= 0:
-            self.meeting.meet(Place.READ, about=self.about())
+            self.meeting.meet(CallPlace.READ, about=self.about())
             self._gather()
 
-    def meet(self, place: Place, turn: int = 0, updated: int = 0) -> None:
+    def meet(self, place: CallPlace, turn: int = 0, updated: int = 0) -> None:
         """Send a header and wait for those of the others. If another rank reads gradients, give it the rows."""
         while self.meeting.meet(place, turn, self.about(), updated):
             self._gather()

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from torch_testing_ext._torch.training import optimizer_has_hooks, outside_dynamo, version_of
 
-from .agreement import Place
+from .agreement import CallPlace
 from .averaging import Averager
-from .resting import Pair, Resting
+from .resting import Resting, TwoForms
 from .row_tensor import Gather, RowTensor, RowTensors, gather_rows
 
 # Each element of their updates depends on that element alone.
@@ -67,12 +67,12 @@ class RowUpdates:
             self._prepare(optimizer, pairs)
         return changed
 
-    def _prepare(self, optimizer: Optimizer, pairs: Sequence[Pair]) -> None:
+    def _prepare(self, optimizer: Optimizer, pairs: Sequence[TwoForms]) -> None:
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
         meeting = self.averager.meeting
         meeting.watched = [pair.plain for pair in pairs]
         meeting.watched += [grad for pair in pairs if (grad := _plain_gradient(pair)) is not None]
-        self.averager.gradients.meet(Place.UPDATE, self.turn, hash(tuple(updated)) % (1 << 62))
+        self.averager.gradients.meet(CallPlace.UPDATE, self.turn, hash(tuple(updated)) % (1 << 62))
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
         if why_whole(optimizer) is not None or is_sparse:
@@ -100,7 +100,7 @@ class RowUpdates:
         for on_rows in active:
             on_rows.leave()
 
-    def _states(self, optimizer: Optimizer) -> Iterator[tuple[Pair, dict[str, Any], str, Any]]:
+    def _states(self, optimizer: Optimizer) -> Iterator[tuple[TwoForms, dict[str, Any], str, Any]]:
         """The states of parameters that are DTensors between calls."""
         for group in optimizer.param_groups:
             for param in group["params"]:
@@ -132,12 +132,12 @@ class RowUpdates:
                 elif pair.rows is None or not whole:
                     values[name] = self.resting.state_at_rest(pair, value)
 
-    def _sharded(self, optimizer: Optimizer) -> list[Pair]:
+    def _sharded(self, optimizer: Optimizer) -> list[TwoForms]:
         pairs = self.resting.pairs
         found = [pairs.get(id(param)) for group in optimizer.param_groups for param in group["params"]]
         return [pair for pair in found if pair is not None and pair.rows is not None]
 
-    def _make_whole(self, optimizer: Optimizer, pairs: Sequence[Pair]) -> None:
+    def _make_whole(self, optimizer: Optimizer, pairs: Sequence[TwoForms]) -> None:
         """Gather gradients and states, for an optimizer that is not elementwise."""
         gradients = self.averager.gradients
         if any(_plain_gradient(pair) is None and pair.plain.grad is not None for pair in pairs):
@@ -147,7 +147,7 @@ class RowUpdates:
                 values[name] = value.values()
 
 
-def _plain_gradient(pair: Pair) -> torch.Tensor | None:
+def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:
     grad = pair.plain.grad
     return None if isinstance(grad, RowTensor) and grad.whole is None else grad
 
@@ -167,7 +167,7 @@ def _with_result_of_closure(args: Any, kwargs: Any) -> Any:
 class _OnRows:
     """A parameter while its optimizer updates rows."""
 
-    def __init__(self, pair: Pair, optimizer: Optimizer, states: RowTensors) -> None:
+    def __init__(self, pair: TwoForms, optimizer: Optimizer, states: RowTensors) -> None:
         self.pair, self.optimizer, self.states = pair, optimizer, states
         self.whole: torch.Tensor = pair.plain.data
         self.grad = pair.plain.grad

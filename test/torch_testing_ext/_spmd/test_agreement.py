@@ -2,25 +2,25 @@
 
 import torch
 
-from torch_testing_ext._spmd.agreement import EARLY, Header, Place, checksum_of, disagreement, is_served
+from torch_testing_ext._spmd.agreement import EARLY, CallPlace, Header, checksum_of, disagreement, is_served
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
-SAME = Header(1, 2, Place.BACKWARD, 0, 4, 0, 77, 5, 0)
+SAME = Header(1, 2, CallPlace.BACKWARD, 0, 4, 0, 77, 5, 0)
 HEADERS = {
     "same": ([SAME, SAME], None),
-    "failed": ([SAME, SAME._replace(place=Place.FAILED)], "raised an error on rank 1"),
-    "all_failed": ([SAME._replace(place=Place.FAILED)] * 2, None),
+    "failed": ([SAME, SAME._replace(place=CallPlace.FAILED)], "raised an error on rank 1"),
+    "all_failed": ([SAME._replace(place=CallPlace.FAILED)] * 2, None),
     "step": ([SAME, SAME, SAME._replace(step=3)], "compiled step 1, rank 2 in step 3"),
     "call": ([SAME, SAME._replace(call=3)], "in backward 1 of call 2 .rank 0. and in backward 1 of call 3"),
     "backward": ([SAME._replace(turn=1), SAME], "in backward 2 of call 2 .rank 0. and in backward 1"),
-    "place": ([SAME, SAME._replace(place=Place.END)], "in backward 1 of call 2 .rank 0. and at the end of call 2"),
+    "place": ([SAME, SAME._replace(place=CallPlace.END)], "in backward 1 of call 2 .rank 0. and at the end of call 2"),
     "new": ([SAME, SAME._replace(new=2, params=6)], "rank 1 has 6 .2."),
     "checksum": ([SAME, SAME._replace(checksum=78)], "parameters of rank 1 differ"),
     "gradients": ([SAME, SAME._replace(about=6)], "gradients of different parameters"),
     "updated": ([SAME, SAME._replace(updated=6)], "different parameters"),
-    "read": ([SAME._replace(place=Place.READ), SAME], "Rank 0 reads gradients, and another rank does not"),
+    "read": ([SAME._replace(place=CallPlace.READ), SAME], "Rank 0 reads gradients, and another rank does not"),
 }
-READ, UPDATE, END = (SAME._replace(place=place) for place in (Place.READ, Place.UPDATE, Place.END))
+READ, UPDATE, END = (SAME._replace(place=place) for place in (CallPlace.READ, CallPlace.UPDATE, CallPlace.END))
 SERVED = {
     "read_and_end": ([READ, END], True),
     "read_and_update": ([UPDATE, READ], True),

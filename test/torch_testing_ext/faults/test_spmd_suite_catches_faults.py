@@ -10,7 +10,7 @@ from unittest import mock
 from kit import faults
 from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 
-from torch_testing_ext._spmd import engine
+from torch_testing_ext._spmd import step_engine
 from torch_testing_ext._spmd.buckets import Bucket, RowBucket
 from torch_testing_ext._spmd.layout import Rows
 from torch_testing_ext._spmd.row_updates import _OnRows
@@ -24,11 +24,11 @@ suite = load("_spmd/test_data_parallel.py")
 
 def nothing_is_broadcast() -> AbstractContextManager[Any]:
     """Each rank starts with its own weights and optimizer states."""
-    return mock.patch.object(engine, "broadcast", lambda *args: None)
+    return mock.patch.object(step_engine, "broadcast", lambda *args: None)
 
 
 def optimizer_keeps_the_state_of_its_rank() -> AbstractContextManager[Any]:
-    return mock.patch.object(engine, "state_tensors", lambda optimizers: [])
+    return mock.patch.object(step_engine, "state_tensors", lambda optimizers: [])
 
 
 def gradients_are_summed() -> AbstractContextManager[Any]:

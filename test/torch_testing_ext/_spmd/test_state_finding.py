@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from torch_testing_ext._spmd.finding import LONGEST, find_state
 from torch_testing_ext._spmd.row_updates import why_whole
+from torch_testing_ext._spmd.state_finding import LONGEST, find_state
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import compile
 

@@ -20,25 +20,25 @@ from torch_testing_ext._torch.training import tree
 
 from . import admission
 from .admission import Named
-from .agreement import EARLY, Meeting, Place
-from .averaging import Averager, History
-from .finding import FoundState, find_state
+from .agreement import EARLY, CallPlace, StepMeeting
+from .averaging import Averager, StepHistory
 from .layout import Rows, as_real
 from .modes import DataParallel, SPMDError, explained
-from .resting import Pair, Resting
+from .resting import Resting, TwoForms
 from .row_tensor import RowTensor
 from .row_updates import RowUpdates, why_whole
+from .state_finding import FoundState, find_state
 
 
-class Engine:
+class StepEngine:
     """Makes the state of steps data parallel, for the ranks of the default group."""
 
     def __init__(self, group: Any) -> None:
-        self.meeting = Meeting(group)
+        self.meeting = StepMeeting(group)
         self.averager = Averager(self.meeting)
         self.resting = Resting(self.meeting, self.averager)
         self.updates = RowUpdates(self.averager, self.resting)
-        self._histories: weakref.WeakKeyDictionary[Any, History] = weakref.WeakKeyDictionary()
+        self._histories: weakref.WeakKeyDictionary[Any, StepHistory] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # The steps that run: one, and those that it calls.
@@ -89,14 +89,14 @@ class Engine:
             self.resting.refuse_reached()
         return outward(result, pairs) if pairs else result
 
-    def _history(self, step: Any) -> History:
+    def _history(self, step: Any) -> StepHistory:
         if step not in self._histories:
-            self._histories[step] = History(next(self._numbers))
+            self._histories[step] = StepHistory(next(self._numbers))
         return self._histories[step]
 
     # -- before the step
 
-    def _enter(self, step: Any, history: History, found: FoundState) -> None:
+    def _enter(self, step: Any, history: StepHistory, found: FoundState) -> None:
         """Find the state of a call, meet the other ranks, and give it its values."""
         admission.admit_modules(found.modules)
         self._admit_distributed(step.mode, found)
@@ -113,7 +113,7 @@ class Engine:
         shares = trains and bool(buffers)
         if is_new or shares or self.resting.pairs or (trains and history.calls <= EARLY):
             meeting.device = self._device(params)
-            meeting.meet(Place.START)
+            meeting.meet(CallPlace.START)
         if is_new:
             self._compare(params, buffers, optimizers)
         self.resting.fill()
@@ -203,7 +203,7 @@ class Engine:
 
     # -- after the step
 
-    def _end(self, step: Any, history: History, found: FoundState, result: Any) -> None:
+    def _end(self, step: Any, history: StepHistory, found: FoundState, result: Any) -> None:
         """End a call that has succeeded."""
         averager, pairs = self.averager, self.resting.pairs
         averager.end()
@@ -212,7 +212,7 @@ class Engine:
         self.meeting.check()
         if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
             self.meeting.watched = [pair.plain for pair in pairs.values()]
-            averager.gradients.meet(Place.END)
+            averager.gradients.meet(CallPlace.END)
         history.summary = self._summary(step, history, found)
 
     def _leave(self, found: FoundState) -> None:
@@ -232,7 +232,7 @@ class Engine:
             raise SPMDError("The step has not been called yet.", remedy="Call it once.")
         return "\n".join(history.summary)
 
-    def _summary(self, step: Any, history: History, found: FoundState) -> list[str]:
+    def _summary(self, step: Any, history: StepHistory, found: FoundState) -> list[str]:
         params = named_state(found)[0]
         known = [(name, managed) for name, param in params if (managed := self.averager.of(param)) is not None]
         sharded = sum(managed.rows is not None for _, managed in known)
@@ -274,7 +274,7 @@ def row_tensors_in(result: Any) -> list[RowTensor]:
     return [leaf for leaf in tree().tree_leaves(result) if isinstance(leaf, RowTensor)]
 
 
-def outward(result: Any, pairs: Mapping[int, Pair]) -> Any:
+def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
     """The result of a step, with parameters as the model holds them between calls, and with whole gradients."""
 
     def form(leaf: Any) -> Any:
@@ -323,7 +323,7 @@ def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def broadcast(meeting: Meeting, tensors: Iterable[torch.Tensor]) -> None:
+def broadcast(meeting: StepMeeting, tensors: Iterable[torch.Tensor]) -> None:
     """Give all ranks rank 0's values. Sparse tensors stay the rank's own."""
     if meeting.world == 1:
         return
@@ -341,7 +341,7 @@ def broadcast(meeting: Meeting, tensors: Iterable[torch.Tensor]) -> None:
                 real.copy_(part.view(real.shape))
 
 
-def average_gradients(meeting: Meeting, params: Sequence[torch.Tensor]) -> None:
+def average_gradients(meeting: StepMeeting, params: Sequence[torch.Tensor]) -> None:
     """Average the gradients that exist before the first call."""
     present = meeting.objects([param.grad is not None for param in params])
     for param, has in zip(params, zip(*present, strict=True), strict=True):
@@ -362,15 +362,15 @@ def _let_gloo_finish() -> None:
     atexit.register(time.sleep, 0.002)
 
 
-_engines: weakref.WeakKeyDictionary[Any, Engine] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakKeyDictionary[Any, StepEngine] = weakref.WeakKeyDictionary()
 
 
-def current_engine() -> Engine:
+def current_engine() -> StepEngine:
     """The engine of the default group."""
     if not dist.is_initialized():
         raise SPMDError("There is no process group.", remedy="Call torch.distributed.init_process_group first.")
     group = dist.group.WORLD
     if group not in _engines:
-        _engines[group] = Engine(group)
+        _engines[group] = StepEngine(group)
         _let_gloo_finish()
     return _engines[group]
