@@ -36,7 +36,6 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # Add nothing to this list: wrap a private name in `_torch` instead.
 KNOWN_PRIVATE_NAMES = {
     "_testing/sharded/fsdp2_models.py": {"torch.distributed._composable"},
-    "_spmd/lowering.py": {"torch._ops", "torch.ops._c10d_functional"},
     "_testing/sharded/dtensor_converter.py": {"torch.utils._pytree"},
     "_testing/sharded/sharding_rule_checks.py": {"torch.utils._pytree"},
     "upstream/mapping.py": {
