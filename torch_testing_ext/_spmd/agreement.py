@@ -168,7 +168,8 @@ class StepMeeting:
             return ranks[self.rank].place != CallPlace.READ
         problem = disagreement(ranks)
         if problem is not None:
-            self.is_known = True
+            # A rank that failed in an earlier call is in this one now, and is to be told.
+            self.is_known = all(header.place != CallPlace.FAILED or header.call == self.call for header in ranks)
             raise SPMDError(problem[0], remedy=problem[1])
         return False
 

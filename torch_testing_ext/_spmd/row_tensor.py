@@ -220,10 +220,16 @@ class RowTensors:
             self.meeting.meet(CallPlace.READ, about=self.about())
             self._gather()
 
-    def meet(self, place: CallPlace, turn: int = 0, updated: int = 0) -> None:
-        """Send a header and wait for those of the others. If another rank reads gradients, give it the rows."""
-        while self.meeting.meet(place, turn, self.about(), updated):
+    def meet(self, place: CallPlace, watched: list[torch.Tensor], turn: int = 0, updated: int = 0) -> bool:
+        """Send a header, with the checksum of what ranks have alike, and wait for those of the others.
+
+        If another rank reads gradients, this one gives it the rows, and is to meet again: then it returns True.
+        """
+        self.meeting.watched = watched
+        is_read = self.meeting.meet(place, turn, self.about(), updated)
+        if is_read:
             self._gather()
+        return is_read
 
     @torch.no_grad()
     def _gather(self) -> None:

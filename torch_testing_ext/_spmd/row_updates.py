@@ -69,10 +69,9 @@ class RowUpdates:
 
     def _prepare(self, optimizer: Optimizer, pairs: Sequence[TwoForms]) -> None:
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
-        meeting = self.averager.meeting
-        meeting.watched = [pair.plain for pair in pairs]
-        meeting.watched += [grad for pair in pairs if (grad := _plain_gradient(pair)) is not None]
-        self.averager.gradients.meet(CallPlace.UPDATE, self.turn, hash(tuple(updated)) % (1 << 62))
+        number = hash(tuple(updated)) % (1 << 62)
+        while self.averager.gradients.meet(CallPlace.UPDATE, _alike(pairs), self.turn, number):
+            pass
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
         if why_whole(optimizer) is not None or is_sparse:
@@ -145,6 +144,12 @@ class RowUpdates:
         for _, values, name, value in self._states(optimizer):
             if isinstance(value, RowTensor):
                 values[name] = value.values()
+
+
+def _alike(pairs: Sequence[TwoForms]) -> list[torch.Tensor]:
+    """What all ranks have alike before an update: whole parameters, and whole gradients."""
+    grads = [_plain_gradient(pair) for pair in pairs]
+    return [*(pair.plain for pair in pairs), *(grad for grad in grads if grad is not None)]
 
 
 def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:

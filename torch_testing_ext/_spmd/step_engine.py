@@ -211,8 +211,8 @@ class StepEngine:
             held.values()
         self.meeting.check()
         if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
-            self.meeting.watched = [pair.plain for pair in pairs.values()]
-            averager.gradients.meet(CallPlace.END)
+            while averager.gradients.meet(CallPlace.END, [pair.plain for pair in pairs.values()]):
+                pass
         history.summary = self._summary(step, history, found)
 
     def _leave(self, found: FoundState) -> None:
