@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 TARGET = 0.98
-OURS = "torch_testing_ext_pytest"
+OURS = "torch_testing_ext.pytest_plugin"
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_", "PYTEST_", "TORCH_TESTING_EXT_")
 WORLD_SIZE = re.compile(r"world_size=\d+-|-?world_size=\d+")  # in a name, for a list in a mark
 SEVERITY = ("passed", "skipped", "failed")

@@ -86,7 +86,7 @@ class PackageTest(unittest.TestCase):
         self.assertIn("runner/report/page/page.js", ours)
         expected = {f"torch_testing_ext/{name}" for name in ours}
         facts = {f"{self.facts.name}/{name}" for name in self.files(self.facts)}
-        self.assertEqual(self.files(self.installed), expected | facts | {"torch_testing_ext_pytest.py"})
+        self.assertEqual(self.files(self.installed), expected | facts)
         self.assertIn(f"{self.facts.name}/licenses/LICENSE", facts)
 
     def test_the_sdist_holds_all_that_git_does(self):
@@ -104,7 +104,7 @@ class PackageTest(unittest.TestCase):
         names = ["torch", "expecttest", "hypothesis", "numpy", "tomli"]
         self.assertEqual([re.match(r"\w+", name)[0] for name in always], names)
         entries = (self.facts / "entry_points.txt").read_text()
-        self.assertIn("[pytest11]\ntorch_testing_ext_pytest", entries)
+        self.assertIn("[pytest11]\ntorch_testing_ext.pytest_plugin = torch_testing_ext.pytest_plugin\n", entries)
         self.assertIn("[console_scripts]\ntorchtest = torch_testing_ext.runner.cli:console", entries)
 
     def test_the_description_leads_somewhere(self):
@@ -121,6 +121,17 @@ class PackageTest(unittest.TestCase):
         for link in links:
             page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
             self.assertTrue(link.startswith("https://") and ((ROOT / page).exists() or page == link), link)
+
+    @pytest.mark.slow
+    def test_the_plugin_is_loaded_once(self):
+        (self.folder / "test_it.py").write_text("def test_it(spawn): ...\n")
+        for words in ((), ("-p", "torch_testing_ext.pytest_plugin")):
+            with self.subTest(words):
+                command = ("-m", "pytest", "-p", "no:asyncio", "--trace-config", "-W", "error", *words, "test_it.py")
+                done = python(*command, cwd=self.folder, PYTHONPATH=str(self.installed), PYTEST_ADDOPTS="")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                names = re.findall(r"(?m)^ +(torch_testing_ext\S*?) *: /", done.stdout)
+                self.assertEqual(names, ["torch_testing_ext.pytest_plugin"], done.stdout)
 
     @pytest.mark.slow
     def test_a_project_that_is_not_ours(self):

@@ -47,7 +47,7 @@ class TorchrunTableTest(unittest.TestCase):
         folder = Path(temporary.name)
         for name, source in files.items():
             (folder / name).write_text(source)
-        plain = f"-v -p no:torch_testing_ext_pytest -p no:cacheprovider --rootdir={folder} -c /dev/null".split()
+        plain = f"-v -p no:torch_testing_ext.pytest_plugin -p no:cacheprovider --rootdir={folder} -c /dev/null".split()
         # Each rank writes to a file of its own: lines that both print at once would be mixed.
         logs = folder / "logs"
         words = [*TORCHRUN, "--redirects=3", f"--log-dir={logs}", "-m", "pytest", *plain]
