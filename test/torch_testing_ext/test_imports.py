@@ -90,7 +90,7 @@ def within(package, modules):
 
 
 def runner_folder_of(module):
-    """`report` for torch_testing_ext.runner.report.text; empty for modules outside the runner's folders."""
+    """`report` for torch_testing_ext.runner.report.console; empty for modules outside the runner's folders."""
     parts = module.split(".")
     return parts[2] if parts[1:2] == ["runner"] and len(parts) > 2 else ""
 

@@ -142,7 +142,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         print(sources.show_options(configured))
         return ExitCode.PASSED
 
-    from . import session
+    from . import run_session
 
     options = configured.options
     os.environ[DEVICES_OF_RUN] = options.devices
@@ -157,7 +157,7 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         from .watching import watch
 
         return watch(options, root, guarded)
-    return session.run(options, root)
+    return run_session.run(options, root)
 
 
 def _start_fake_accelerators(count: int) -> None:
@@ -196,7 +196,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     """Makes the reports that the options name, and prints the summary. Returns the exit code of the run."""
     from torch_testing_ext.runner.report import journal, remake_reports
 
-    from .session import exit_code_with
+    from .run_session import exit_code_with
 
     options = configured.options
     if len(options.names) > 1:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib import metadata
 
-REPORTS = "torch_testing_ext.reports"
-SITES = "torch_testing_ext.sites"
+REPORTS = "torchtest.reports"
+SITES = "torchtest.sites"
 
 
 def entries(group: str, own: Mapping[str, str]) -> dict[str, metadata.EntryPoint]:

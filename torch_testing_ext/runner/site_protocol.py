@@ -1,6 +1,6 @@
 """What a site is: where a run finds devices and tests, and gets its engine.
 
-`run_site` has this machine. The entry points `torch_testing_ext.sites` have the nodes of clusters: each is a function
+`run_site` has this machine. The entry points `torchtest.sites` have the nodes of clusters: each is a function
 of the options, the root of the project and the test files, and returns a context manager of a site.
 """
 

@@ -29,7 +29,7 @@ from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files
 from torch_testing_ext.runner.warm.stamps import Stamp, stamp
 
-from . import session
+from . import run_session
 from .events import Event, RunEnded
 from .model import ExitCode
 from .options import Options, Rerun, UsageError, Warm
@@ -55,7 +55,7 @@ def watch(options: Options, root: Path, guard: Guard) -> int:
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
     # Or UsageError.
-    session.Chosen.of(options, root, Path.cwd())
+    run_session.Chosen.of(options, root, Path.cwd())
     with ExitStack() as owner:
         output = owner.enter_context(tempfile.TemporaryFile())
         page = owner.enter_context(WatchPage(options, output))
@@ -193,7 +193,7 @@ class Watcher:
             os.dup2(1, 2)
             os.lseek(1, 0, os.SEEK_SET)
             sender = _Sender(events, {"COLUMNS": str(self._page.width)})
-            code = self._guard(partial(session.run, options, self._root, sender))
+            code = self._guard(partial(run_session.run, options, self._root, sender))
             sys.stdout.flush()
         finally:
             os._exit(code)

@@ -301,9 +301,9 @@ console.Console._test_finished = broken
         self.write(FILE, SIMPLE)
         self.break_by(
             "from torch_testing_ext.runner import run_site\n"
-            "from torch_testing_ext.runner import session\n"
+            "from torch_testing_ext.runner import run_session\n"
             "def plan(*a, **k): raise LookupError('a mistake in the plan')\n"
-            "session.plan = plan\n"
+            "run_session.plan = plan\n"
             "run_site.LocalSite.warnings = ('what the site found before',)\n"
         )
         out = self.finish(self.start(*REPORTS), 3)

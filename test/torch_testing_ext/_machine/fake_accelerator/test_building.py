@@ -312,7 +312,7 @@ class RunnerOptionTest(BuildingCase):
         with (
             self.environ(),
             mock.patch("signal.signal"),
-            mock.patch("torch_testing_ext.runner.session.run", return_value=0) as run,
+            mock.patch("torch_testing_ext.runner.run_session.run", return_value=0) as run,
             mock.patch.object(starting, "start", side_effect=self.start) as start,
         ):
             return cli.main(words, self.root), run, start
