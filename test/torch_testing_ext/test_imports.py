@@ -133,7 +133,7 @@ class TestImporting(unittest.TestCase):
     def test_the_runner_imports_no_torch(self):
         """Other processes than the user's import the test files."""
         found = state_after_importing(
-            *(f"torch_testing_ext.runner.{name}" for name in ("cli", "session", "engine.engine", "report"))
+            *(f"torch_testing_ext.runner.{name}" for name in ("cli", "run_session", "engine.engine", "report"))
         )
         self.assertEqual(within("torch", found["modules"]), [])
 
