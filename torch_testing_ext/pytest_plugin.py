@@ -187,9 +187,7 @@ def _start_fake_accelerators(count: int) -> None:
 
 def _fake_accelerators() -> str:
     """Return how many there are, by the option or by the user's variable; empty without any."""
-    from torch_testing_ext._machine import fake_accelerator
-
-    return os.environ.get(fake_accelerator.COUNT, "")
+    return os.environ.get(setting_names.FAKE_ACCELERATORS, "")
 
 
 @contextmanager

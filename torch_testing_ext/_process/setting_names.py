@@ -24,3 +24,5 @@ LANES = f"{OWN_PREFIX}LANES"
 SWEEP = f"{OWN_PREFIX}SWEEP"
 # PyTorch's, for the time limit of each test.
 DEFAULT_TIMEOUT = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
+# How many fake accelerators there are. A user may set it for a file that is run directly.
+FAKE_ACCELERATORS = f"{PREFIX}FAKE_ACCELERATORS"

@@ -4,10 +4,11 @@
 process, and `device_module` is `torch.fakeacc`. These are its names, which also those know who do not use it.
 """
 
+from torch_testing_ext._process import setting_names
+
 KIND = "fakeacc"
 MASK = "FAKEACC_VISIBLE_DEVICES"
-# How many there are. A user may set it for a file that is run directly.
-COUNT = "TORCH_TESTING_EXT_FAKE_ACCELERATORS"
+COUNT = setting_names.FAKE_ACCELERATORS
 # The bytes of each, and whether streams are late. A user may set them, too; the library reads them.
 MEMORY = "TORCH_TESTING_EXT_FAKE_MEMORY"
 LATE_STREAMS = "TORCH_TESTING_EXT_FAKE_LATE_STREAMS"
