@@ -12,7 +12,7 @@ from kit.warm import run_warm
 
 import torch_testing_ext
 from torch_testing_ext._process import setting_names
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PACKAGE = ROOT / "torch_testing_ext"
@@ -61,8 +61,8 @@ class DocsTest(unittest.TestCase):
 
     def test_settings_are_known_and_documented(self):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
-        known = {name for name in named if not name.startswith(environment.RUNNER_PREFIX)}
-        self.assertEqual(known, set(environment.KNOWN_NAMES))
+        known = {name for name in named if not name.startswith(launch_settings.RUNNER_PREFIX)}
+        self.assertEqual(known, set(launch_settings.KNOWN_NAMES))
 
     def test_links_lead_somewhere(self):
         others = [

@@ -50,7 +50,8 @@ from torch_testing_ext.faults import (
     store,
 )
 from torch_testing_ext.launch import RankEnding, RankReport
-from torch_testing_ext.launch.verdict import FaultsSeen, without_fault, without_recovery
+from torch_testing_ext.launch.fault_checks import without_fault, without_recovery
+from torch_testing_ext.launch.seen_faults import FaultsSeen
 
 VICTIM = 1
 FAULTS = {

@@ -42,7 +42,7 @@ from torch_testing_ext.faults import (
     store,
 )
 from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
-from torch_testing_ext.launch.verdict import FaultsSeen, HappenedFault
+from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.model import KnownFile
 from torch_testing_ext.runner.options import UsageError

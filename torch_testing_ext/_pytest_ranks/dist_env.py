@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from torch_testing_ext._pytest_ranks.marks import RankSpec
 from torch_testing_ext._testing.bases import shared_devices
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
@@ -35,7 +35,7 @@ class RankEnv:
         """Choose the device of this rank."""
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         device = torch.device("cpu")
-        if spec.devices and not environment.read_settings().fake_devices:
+        if spec.devices and not launch_settings.read_settings().fake_devices:
             accelerator = torch.accelerator.current_accelerator()
             assert accelerator is not None, "the parent has counted accelerators"
             device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())

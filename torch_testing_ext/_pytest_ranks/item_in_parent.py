@@ -38,7 +38,7 @@ from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
-from torch_testing_ext.launch import environment, session
+from torch_testing_ext.launch import launch_settings, session
 from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, ProcessHost, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.kept_ranks import KeptRanks
 from torch_testing_ext.launch.watching.evidence import RankEvidence
@@ -71,7 +71,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     why = launched_ranks.wrong_size(spec.world_size)
     if why:
         raise pytest_internals.skip_at_test(why)
-    settings = environment.read_settings()
+    settings = launch_settings.read_settings()
     if settings.world is not None:
         # Its ranks do not communicate, and use no devices.
         spec = replace(spec, world_size=settings.world, devices=0, is_auto=False)
@@ -104,7 +104,7 @@ def where_ranks_run(folder: Path) -> str:
     """A line on the devices of tests whose marks do not say any."""
     if default_devices(folder) == CPU:
         return "ranks: on the CPU with gloo, by the setting devices, unless the mark of a test says otherwise"
-    fake = environment.read_settings().fake_devices
+    fake = launch_settings.read_settings().fake_devices
     count = len(fake) or accelerators.device_count()
     most = len(fake) or accelerators.most_ranks()
     if not count:
@@ -119,7 +119,7 @@ def where_ranks_run(folder: Path) -> str:
 def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     host = MarkedRanks(item, spec) if spec.scope == "function" else SharedRanks(item, spec)
-    if launch.this_launch() is None and environment.read_settings().world is None:
+    if launch.this_launch() is None and launch_settings.read_settings().world is None:
         debugger_of_rank.skip_verdicts(item.config)
         # Here, once: each rank would do it by itself.
         for name in (*expected_imports(str(item.path)), *launch.preload_hints()):

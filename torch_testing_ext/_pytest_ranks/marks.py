@@ -19,7 +19,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import (
 )
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.aspects.faults import OWN_FAULTS, plan_on, say_not_swept, sweep_of_run
-from torch_testing_ext.launch.environment import too_many
+from torch_testing_ext.launch.launch_settings import too_many
 
 NAME = "world_size"
 

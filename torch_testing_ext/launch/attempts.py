@@ -21,12 +21,12 @@ from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import start
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.jobs import Job, ProcessContext, Sanitize
+from torch_testing_ext.launch.launch_settings import Settings
 from torch_testing_ext.launch.named import Named
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.run_watcher import end_run, watch
-
-from .environment import Settings
-from .verdict import Case, Expected, RankReport, Verdict
 
 
 @dataclass(frozen=True)

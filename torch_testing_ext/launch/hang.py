@@ -1,6 +1,12 @@
-"""Explains hangs from stacks and sources: where ranks wait, and where they left.
+"""Shows where hung ranks are, from their stacks and their collectives.
 
-Pure: it gets texts and returns data.
+The frames of the folders that run tests belong to the harness and not to a test. Markers in modules tell more:
+
+    __unittest = True                        unittest's own marker: its frames, and those of ours that tracebacks omit
+    __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
+
+The frames of pytest, and of the plugin system below it, are like those of unittest. The markers are read from the
+source: the process that shows a stack may not have imported the modules in it.
 """
 
 from __future__ import annotations
@@ -10,108 +16,16 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
 from torch_testing_ext._process import system
-from torch_testing_ext._process.source_files import is_harness, is_library, source_text, source_tree
+from torch_testing_ext._process.source_files import is_harness, is_library, source_text
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
 from torch_testing_ext.launch.accounts import RankEnding
-
-from .verdict import RankReport
-
-# --------------------------------------------------------------------------------------------------------------------
-# Guesses from the source at which line a rank left a test before a collective that others call.
-#
-# A rank that returns leaves no trace of where. Known are the line of its last collective, and that of the first one
-# that it missed. Each way from one to the end of the test that does not lead over the other is a candidate. The
-# source alone does not show whether the rank took it, so messages say "probably".
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_BRANCHES = (ast.If, ast.Match, *_LOOPS)
-
-
-def probable_lines_of_exit(file: str, function: str, last: int | None, missed: int) -> list[int]:
-    """Guess the lines at which a rank may have left `function` after the line `last`, and before the line `missed`."""
-    tree = source_tree(file)
-    if tree is None:
-        return []
-    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _has(node, missed)]
-    if not around or around[-1].name != function:
-        return []
-    return sorted(_Ways(around[-1], last, missed).exits())
-
-
-class _Ways:
-    """The ways through a test from the line of a rank's last collective, if there is one, past the one it missed."""
-
-    def __init__(self, test: Any, last: int | None, missed: int):
-        self._blocks = list(_blocks(test))
-        # Each statement comes after those that it is in.
-        self._statements = [statement for block in self._blocks for statement in block]
-        self._to_missed = [statement for statement in self._statements if _has(statement, missed)]
-        self._start = test.lineno
-        self._repeated: list[Any] = []
-        if last is not None:
-            to_last = [statement for statement in self._statements if _has(statement, last)]
-            if to_last:
-                self._start = last
-            self._repeated = [statement for statement in to_last if isinstance(statement, _LOOPS)]
-
-    def exits(self) -> Iterator[int]:
-        """The lines of returns, and of branches and loops around the missed line that may have been left out."""
-        behind_missed = self._behind_missed()
-        for statement in self._statements:
-            line = statement.lineno
-            comes_after = line > self._start
-            if isinstance(statement, ast.Return):
-                is_repeated = any(_has(loop, line) for loop in self._repeated)
-                if (comes_after or is_repeated) and not any(_has(other, line) for other in behind_missed):
-                    yield line
-                continue
-            is_around_missed = isinstance(statement, _BRANCHES) and statement in self._to_missed[:-1]
-            if is_around_missed and (comes_after or statement in self._repeated):
-                yield line
-
-    def _behind_missed(self) -> list[Any]:
-        """The statements after the missed line in its block: they end a rank only after it has come over that line."""
-        if not self._to_missed:
-            return []
-        innermost = self._to_missed[-1]
-        block = next(block for block in self._blocks if innermost in block)
-        return block[block.index(innermost) + 1 :]
-
-
-def _has(node: Any, line: int) -> bool:
-    return bool(node.lineno <= line <= node.end_lineno)
-
-
-def _blocks(node: Any) -> Iterator[list[Any]]:
-    """The lists of statements below a node that are run with it, the outer ones first."""
-    for name in ("body", "orelse", "finalbody"):
-        block = getattr(node, name, [])
-        if block:
-            yield block
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for inner in getattr(node, name, []):
-            if not isinstance(inner, (*_FUNCTIONS, ast.ClassDef)):
-                yield from _blocks(inner)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Shows where hung ranks are, from their stacks and their collectives.
-#
-# The frames of the folders that run tests belong to the harness and not to a test. Markers in modules tell more:
-#
-#     __unittest = True                        unittest's own marker: its frames, and those of ours that tracebacks omit
-#     __first_frames__ = ("_run", "_answer")   below these functions lies the stack of the process that forked this one
-#
-# The frames of pytest, and of the plugin system below it, are like those of unittest. The markers are read from the
-# source: the process that shows a stack may not have imported the modules in it.
+from torch_testing_ext.launch.rank_reports import RankReport
 
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 _UNITTEST = re.compile(r"^__unittest = True\b", re.MULTILINE)

@@ -17,8 +17,7 @@ from typing import Any
 from torch_testing_ext._machine.device_rules import NCCL_SHARES, ranks_per_device
 from torch_testing_ext._process.words import grouped, size_in_words
 from torch_testing_ext.launch.accounts import now
-
-from .environment import ADDRESS
+from torch_testing_ext.launch.rank_variables import ADDRESS
 
 _QUESTION = b"SET FORMAT json\nVERBOSE STATUS\n"
 # NCCL gives processes that do not answer 5 s, and says then which ones these are.

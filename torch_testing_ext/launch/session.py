@@ -16,13 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch_testing_ext.faults import FaultPlan, Sweep
+from torch_testing_ext.launch import launch_settings
+from torch_testing_ext.launch.launch_settings import Settings
+from torch_testing_ext.launch.launched_by import this_launch
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Expected, Verdict
 
-from . import environment
 from .aspects import ASPECTS
 from .attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
-from .environment import Settings, this_launch
 from .sweeps import sweep_verdict
-from .verdict import Expected, RankReport, Verdict
 
 
 class Session:
@@ -30,7 +32,7 @@ class Session:
 
     def __init__(self, host: Host, plan: TestPlan, directory: Path | None = None):
         """`directory`: for the files of the first attempt, made by the caller; it is removed at the end."""
-        self.settings = environment.read_settings()
+        self.settings = launch_settings.read_settings()
         self.host = _host_here(host, self.settings)
         self.plan = plan
         self._directory = directory

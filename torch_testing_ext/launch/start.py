@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from torch_testing_ext._process import fork_safety, system, temporary_folders, words
 from torch_testing_ext._process.notes import warn_user
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings, launched_by
 from torch_testing_ext.launch.fork_server_client import CannotStart, ForkServerClient, Run, ServerUnfit
 from torch_testing_ext.launch.fork_server_messages import Launch, Preload, StartMethod
 from torch_testing_ext.launch.jobs import Job
@@ -73,7 +73,7 @@ class Launcher:
 
     def _make_directory(self) -> Path:
         prefix = "torch_testing_ext_"
-        if environment.this_launch() is None:
+        if launched_by.this_launch() is None:
             # The fork server removes it.
             return Path(tempfile.mkdtemp(prefix=prefix))
         # A rank of a launcher has no fork server. It is killed when another rank fails, or ends without exit handlers.
@@ -93,8 +93,8 @@ class Launcher:
 
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
-        job = environment.complete_job(job)
-        wanted = environment.wanted_start(job)
+        job = launch_settings.complete_job(job)
+        wanted = launch_settings.wanted_start(job)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit:
@@ -128,7 +128,7 @@ class Launcher:
         if self.server is not None:
             return
         self.preload_hints.update(dict.fromkeys(imports))
-        wanted = environment.read_settings().start
+        wanted = launch_settings.read_settings().start
         if _best_methods(wanted)[0] is StartMethod.FORK:
             self.server, _ = self.try_method(StartMethod.FORK, subject)
             self._wanted = wanted
@@ -295,8 +295,8 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
-    job = environment.complete_job(job)
-    wanted = environment.wanted_start(job)
+    job = launch_settings.complete_job(job)
+    wanted = launch_settings.wanted_start(job)
     own = launcher()
     server = None
     if StartMethod.FORK in _METHODS_OF[wanted]:
@@ -355,7 +355,7 @@ def new_directory(name: str) -> Path:
 
     No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
     """
-    parent = environment.read_settings().logs or launcher().session_directory()
+    parent = launch_settings.read_settings().logs or launcher().session_directory()
     safe = words.file_name(name)[-150:]
     with _refusals("the folder for the files of ranks cannot be made"):
         parent.mkdir(parents=True, exist_ok=True)
@@ -379,6 +379,6 @@ def _refusals(what: str) -> Iterator[None]:
 
 def discard(directory: Path, of_fault: bool = False) -> None:
     """Remove the directory of a run, unless the user keeps the files. `of_fault`: a sweep has hundreds of these."""
-    settings = environment.read_settings()
+    settings = launch_settings.read_settings()
     if settings.logs is None or (of_fault and settings.sweep is not None):
         shutil.rmtree(directory, ignore_errors=True)

@@ -9,9 +9,10 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import notes
 from torch_testing_ext._process.words import MOST_LINES
 from torch_testing_ext.faults import FaultPlan, PlannedFault, Sweep, SweepCell, SweepEnd, SweepReport
+from torch_testing_ext.launch.rank_reports import RankReport, failed_by_itself, is_victim
+from torch_testing_ext.launch.verdict import Outcome, Verdict
 
 from .accounts import RankEnding
-from .verdict import Outcome, RankReport, Verdict, failed_by_itself, is_victim
 
 
 def sweep_verdict(sweep: Sweep, run: Callable[[FaultPlan], tuple[Sequence[RankReport], Verdict]]) -> Verdict:

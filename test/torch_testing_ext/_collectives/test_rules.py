@@ -18,7 +18,8 @@ from torch_testing_ext._process import messages
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.launch.verdict import Case, RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Case
 
 ALL = (0, 1, 2)
 

@@ -13,7 +13,7 @@ from kit.warm import run_warm
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sanitize
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +34,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         with self.assertRaisesRegex(
             ValueError, "SANITIZE='nans' is not valid; use kinds .*: calls, order, .*, default"
         ):
-            environment.read_settings({"TORCH_TESTING_EXT_SANITIZE": "nans"})
+            launch_settings.read_settings({"TORCH_TESTING_EXT_SANITIZE": "nans"})
 
     def test_the_decorator_has_to_be_called(self):
         with self.assertRaisesRegex(ValueError, "has to be called"):
@@ -52,7 +52,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(kinds_of_test(T("test_other")), ("poison",))
 
     def test_settings(self):
-        found = environment.read_settings(
+        found = launch_settings.read_settings(
             {
                 "TORCH_TESTING_EXT_SANITIZE": "nan",
                 "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
@@ -62,7 +62,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
         self.assertTrue(found.fails_for_order)
         self.assertEqual(found.shake, 7)
-        self.assertFalse(environment.read_settings({}).for_ranks())
+        self.assertFalse(launch_settings.read_settings({}).for_ranks())
 
     @pytest.mark.slow
     def test_replicas_that_are_not_compared_any_more(self):

@@ -11,7 +11,8 @@ from torch_testing_ext._collectives.records.raw_records import pack_record
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import probes
 from torch_testing_ext.launch.jobs import Sanitize
-from torch_testing_ext.launch.probes import Asked, Confirming, Logs, Pace, Prober, Waiting
+from torch_testing_ext.launch.logs_of_ranks import Logs
+from torch_testing_ext.launch.probes import Asked, Confirming, Pace, Prober, Waiting
 from torch_testing_ext.launch.watching.looks import FIRST_LOOK
 
 

@@ -20,7 +20,7 @@ from kit.ranks import FourRanks
 from kit.settings import environ
 from kit.verdicts import report_on
 
-from torch_testing_ext.launch import Case, RankEnding, RankReport, environment as environment_module, nccl_status
+from torch_testing_ext.launch import Case, RankEnding, RankReport, nccl_status, rank_variables
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 
@@ -81,7 +81,7 @@ def server(answer, closes=True, deaf=0):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         try:
-            yield {environment_module.ADDRESS: f"127.0.0.1:{listening.getsockname()[1]}"}, asked
+            yield {rank_variables.ADDRESS: f"127.0.0.1:{listening.getsockname()[1]}"}, asked
         finally:
             over.set()
             with contextlib.suppress(OSError):
@@ -126,10 +126,10 @@ class TestAsking(unittest.TestCase):
         began = time.monotonic()
         for odd in (
             {},
-            {environment_module.ADDRESS: ""},
-            {environment_module.ADDRESS: "host"},
-            {environment_module.ADDRESS: ":12"},
-            {environment_module.ADDRESS: "a:b"},
+            {rank_variables.ADDRESS: ""},
+            {rank_variables.ADDRESS: "host"},
+            {rank_variables.ADDRESS: ":12"},
+            {rank_variables.ADDRESS: "a:b"},
         ):
             self.assertIsNone(nccl_status.ask_nccl(odd))
         self.assertLess(time.monotonic() - began, nccl_status.ANSWER_TIMEOUT)
@@ -299,7 +299,7 @@ class TestInReports(unittest.TestCase):
     def test_a_hang_without_nccl_says_nothing_of_it(self):
         """No GPU is involved."""
         with mock.patch.dict(os.environ):
-            os.environ.pop(environment_module.ADDRESS, None)
+            os.environ.pop(rank_variables.ADDRESS, None)
             self.assertNotIn("NCCL", outcome_of(Hangs("sleeps")).message)
 
 

@@ -19,6 +19,7 @@ from kit.verdicts import report_on
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
@@ -34,7 +35,8 @@ from torch_testing_ext.launch.accounts import (
     RankAccount,
     read_account,
 )
-from torch_testing_ext.launch.verdict import Exit, FaultsSeen, HappenedFault, assemble_report, report_of
+from torch_testing_ext.launch.rank_reports import assemble_report, report_of
+from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None

@@ -13,8 +13,8 @@ from kit.warm import run_warm
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.environment import KNOWN_NAMES, Settings, read_settings
+from torch_testing_ext.launch import rank_variables
+from torch_testing_ext.launch.launch_settings import KNOWN_NAMES, Settings, read_settings
 
 
 class TestSettings(unittest.TestCase):
@@ -125,15 +125,15 @@ class NetworkTest(unittest.TestCase):
     """gloo does not say what is missing."""
 
     def warned(self):
-        environment._check_network.cache_clear()
+        rank_variables._check_network.cache_clear()
         notes.take_notes()
         with contextlib.redirect_stderr(io.StringIO()):
-            environment.common_variables(2, 1)
-            environment.common_variables(2, 1)
+            rank_variables.common_variables(2, 1)
+            rank_variables.common_variables(2, 1)
         return [str(warning) for warning in notes.take_notes().warnings]
 
     def test_no_loopback_interface(self):
-        with mock.patch.object(environment.socket, "socket") as made:
+        with mock.patch.object(rank_variables.socket, "socket") as made:
             made.return_value.__enter__.return_value.connect.side_effect = OSError(101, "Network is unreachable")
             (warning,) = self.warned()
         self.assertIn("nothing on this machine reaches 127.0.0.1 (Network is unreachable)", warning)

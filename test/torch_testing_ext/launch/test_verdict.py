@@ -29,8 +29,9 @@ from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankAccount, RankEnding, Verdict
-from torch_testing_ext.launch.judging import judge, view_of_error
-from torch_testing_ext.launch.verdict import is_victim
+from torch_testing_ext.launch.failure_views import view_of_error
+from torch_testing_ext.launch.judging import judge
+from torch_testing_ext.launch.rank_reports import is_victim
 
 
 class TestOutcomes(VerdictTestCase):

@@ -3,7 +3,7 @@
 import unittest
 
 from torch_testing_ext._process.setting_names import FAKE_DEVICES
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory
@@ -91,7 +91,7 @@ class EnvironmentTest(unittest.TestCase):
     def test_fake_devices_are_named_and_real_ones_hidden(self):
         environ = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
         self.assertEqual(environ[FAKE_DEVICES], "0,3")
-        self.assertIn(FAKE_DEVICES, environment.KNOWN_SETTINGS)
+        self.assertIn(FAKE_DEVICES, launch_settings.KNOWN_SETTINGS)
         self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "-1")
         self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 

@@ -19,7 +19,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext._process import notes, system
 from torch_testing_ext._process.questions import NoAnswer, Silence
-from torch_testing_ext.launch import verdict
+from torch_testing_ext.launch import device_memory
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.engine.memory_return import (
@@ -273,18 +273,20 @@ class PeakTest(unittest.TestCase):
     """The most device memory of a test."""
 
     def test_the_sum_of_the_ranks_on_the_fullest_device(self):
-        self.assertEqual(verdict.highest([((0, 5, 10),), ((0, 6, 20), (1, 1, 25)), ()]), verdict.DevicePeak(11, 30, 2))
-        self.assertIsNone(verdict.highest([]))
+        self.assertEqual(
+            device_memory.highest([((0, 5, 10),), ((0, 6, 20), (1, 1, 25)), ()]), device_memory.DevicePeak(11, 30, 2)
+        )
+        self.assertIsNone(device_memory.highest([]))
 
     def test_what_ranks_have_said_belongs_to_one_test(self):
         account = launch.RankAccount(launch.RankEnding.PASSED, 0.0, 1.0, memory=((0, 5, 10),))
-        verdict.forget_memory()
+        device_memory.forget_memory()
         notes.note_memory([account.memory, account.memory])
-        self.assertEqual(verdict.highest(notes.take_notes().memory), verdict.DevicePeak(10, 20, 2))
-        self.assertIsNone(verdict.highest(notes.take_notes().memory))
+        self.assertEqual(device_memory.highest(notes.take_notes().memory), device_memory.DevicePeak(10, 20, 2))
+        self.assertIsNone(device_memory.highest(notes.take_notes().memory))
         notes.note_memory([account.memory])
-        verdict.forget_memory()
-        self.assertIsNone(verdict.highest(notes.take_notes().memory))
+        device_memory.forget_memory()
+        self.assertIsNone(device_memory.highest(notes.take_notes().memory))
 
     def test_in_words(self):
         attempt = make_attempt(

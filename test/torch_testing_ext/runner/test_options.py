@@ -13,7 +13,7 @@ from kit.files import FolderCase
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.setting_names import PREFIX
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.options import (
     OPTION_TABLE,
@@ -411,10 +411,10 @@ class LayersTest(OptionsCase):
         self.assertRefused("pyproject.toml cannot be read")
 
     def test_ranks_accept_the_variables_of_the_runner(self):
-        self.assertEqual(environment.RUNNER_PREFIX, PREFIX)
-        environment.read_settings({PREFIX + "JOBS": "3"})
+        self.assertEqual(launch_settings.RUNNER_PREFIX, PREFIX)
+        launch_settings.read_settings({PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
-            environment.read_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
+            launch_settings.read_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
 
     def test_show(self):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 2\n")

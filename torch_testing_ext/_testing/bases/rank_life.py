@@ -17,7 +17,7 @@ from torch_testing_ext._testing.bases.rank_accounts import recorded_account
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.devices import first_accelerator_use
 from torch_testing_ext._torch.groups import process_groups
-from torch_testing_ext.launch import RankContext, environment, rank_stops
+from torch_testing_ext.launch import RankContext, rank_stops, rank_variables
 
 # Its type stubs lack what comes from C++.
 c10d: Any = dist
@@ -40,7 +40,7 @@ def run_rank(
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
     to import, so that later ranks can inherit them.
     """
-    environment.set_variables_of_rank(context.rank, context.incarnation)
+    rank_variables.set_variables_of_rank(context.rank, context.incarnation)
     prepare_rank(context)
     count = len(sys.modules)
     try:

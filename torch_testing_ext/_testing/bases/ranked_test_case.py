@@ -16,7 +16,7 @@ from torch_testing_ext._testing.bases.test_case import TestCase
 from torch_testing_ext._testing.marks.needs import TestSkip, first_unmet, is_ours
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
 from torch_testing_ext.faults import FaultPlan, Sweep
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.aspects.faults import plan_on
 from torch_testing_ext.launch.attempts import TestPlan
 
@@ -33,7 +33,7 @@ def _number(text: str) -> float:
 # The `rank` of the test case that waits for the ranks.
 PARENT = -1
 DEFAULT_WORLD_SIZE = 4
-# A wrong value fails each test when its ranks start: see launch/environment.py.
+# A wrong value fails each test when its ranks start: see launch/launch_settings.py.
 TIMEOUT_DEFAULT: float = 300
 with suppress(ValueError):
     TIMEOUT_DEFAULT = _number(os.getenv(setting_names.DEFAULT_TIMEOUT, "300"))
@@ -53,7 +53,7 @@ def checked_world_size(given: Any, name: str) -> int:
         size = 0
     if size < 1 or (size != given and not isinstance(given, str)):
         raise ValueError(f"{name} is {given!r}; it must be a number of ranks, 1 or more")
-    if why := environment.too_many(size):
+    if why := launch_settings.too_many(size):
         raise ValueError(f"{name} is {size}; {why}")
     return size
 
@@ -142,12 +142,12 @@ class RankedTestCase(TestCase):
 
         A class that wants a device for each rank needs none in a whole world: only what the test itself needs counts.
         """
-        in_world = environment.read_settings().world is not None
+        in_world = launch_settings.read_settings().world is not None
         return RankedTestCase._known_skip(self) if in_world else self._known_skip()
 
     def _plan(self) -> TestPlan:
         """What this test asks of its ranks. What `setUp` has yet to decide is told when they are waited for."""
-        world = environment.read_settings().world
+        world = launch_settings.read_settings().world
         return TestPlan(
             self._case(),
             self._checked_world_size() if world is None else world,
@@ -161,7 +161,7 @@ class RankedTestCase(TestCase):
 
     def _may_have_faults(self) -> bool:
         """Whether faults can happen to the ranks: not to those of a launcher or of a whole world."""
-        return launch.this_launch() is None and environment.read_settings().world is None
+        return launch.this_launch() is None and launch_settings.read_settings().world is None
 
     def _planned_faults(self) -> FaultPlan | Sweep | None:
         return plan_on(self._test_method())

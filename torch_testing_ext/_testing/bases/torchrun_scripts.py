@@ -23,7 +23,7 @@ from torch_testing_ext._testing.bases.limited_commands import CommandEnd, run_li
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of
-from torch_testing_ext.launch.probes import Logs, records_of
+from torch_testing_ext.launch.logs_of_ranks import Logs, records_of
 from torch_testing_ext.launch.user_warnings import show_to_user
 from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
 

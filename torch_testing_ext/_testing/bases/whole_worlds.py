@@ -23,7 +23,7 @@ from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailur
 from torch_testing_ext._testing.bases.world_forks import Ranks, _require_forks
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._torch.operations import operation_hook
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.user_warnings import show_to_user
 
 
@@ -116,7 +116,7 @@ def judge_ranks(ranks: Ranks, buffered_sends: bool = False) -> World:
     progress = Progress(ranks.records, buffered_sends)
     if world_views.noted_worlds is not None:
         not_judged = [*ranks.not_judged, *ranks.cuts]
-        with_calls = environment.read_settings().lanes
+        with_calls = launch_settings.read_settings().lanes
         world_views.noted_worlds.append(world_traffic.view_of(ranks.records, progress.chain, not_judged, with_calls))
     finding = judge(ranks.records, progress, is_cut=bool(ranks.cuts))
     if finding is not None:
@@ -160,7 +160,7 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
             def run(rank: int, size: int) -> None:
                 function(*args, rank=rank, world_size=size, **kwargs)
 
-            chosen = environment.read_settings().world or world_size
+            chosen = launch_settings.read_settings().world or world_size
             check_world(run, chosen, buffered_sends=buffered_sends, timeout=timeout)
 
         setattr(test, WHOLE_WORLD, True)

@@ -13,7 +13,7 @@ from torch_testing_ext._machine.accelerators import set_rng_seed
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
-from torch_testing_ext.launch import RankEnding, environment
+from torch_testing_ext.launch import RankEnding, launch_settings
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -31,7 +31,7 @@ def not_run(size: int, why: str) -> unittest.SkipTest:
 
 def require_ranks(test: unittest.TestCase | None, function: Any) -> None:
     """Skip a test that has no ranks. `test`: the case of unittest, if it is one."""
-    size = environment.read_settings().world
+    size = launch_settings.read_settings().world
     if size is not None and not isinstance(test, RankedTestCase) and not hasattr(function, WHOLE_WORLD):
         raise not_run(size, HAS_NO_RANKS)
 
@@ -67,7 +67,7 @@ class WorldRanks(Host):
         self._why_not = why_not
 
     def refusal(self, what: str, why: str) -> Exception:
-        size = environment.read_settings().world
+        size = launch_settings.read_settings().world
         assert size is not None
         return not_run(size, why)
 

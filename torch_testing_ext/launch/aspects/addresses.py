@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import rank_variables
 from torch_testing_ext.launch.attempts import Aspect, HostKind
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Addresses(Aspect):
 
     def equip(self, attempt: RankAttempt) -> None:
         plan = attempt.plan
-        leased = environment.leased_variables(plan.world_size, keep=plan.keeps_port)
+        leased = rank_variables.leased_variables(plan.world_size, keep=plan.keeps_port)
         attempt.environ = {**attempt.resources.enter_context(leased), **attempt.environ}
 
 

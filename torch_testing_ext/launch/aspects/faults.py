@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch_testing_ext._process import notes
 from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport
 from torch_testing_ext.launch.attempts import Aspect, HostKind
-from torch_testing_ext.launch.environment import read_settings
+from torch_testing_ext.launch.launch_settings import read_settings
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import Host, RankAttempt, TestPlan
-    from torch_testing_ext.launch.environment import Settings
+    from torch_testing_ext.launch.launch_settings import Settings
 
 
 class Faults(Aspect):

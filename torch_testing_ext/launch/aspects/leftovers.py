@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
-from torch_testing_ext.launch.verdict import Outcome, RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Outcome
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt

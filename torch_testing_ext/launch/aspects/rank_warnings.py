@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
 from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
-from torch_testing_ext.launch.verdict import Outcome, RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Outcome
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_testing_ext.launch.attempts import Aspect, RanksEnd
-from torch_testing_ext.launch.verdict import Expected, RankReport, Verdict
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Expected, Verdict
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
 from torch_testing_ext._process import notes
-from torch_testing_ext.launch import environment
+from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.attempts import Aspect, HostKind
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.user_warnings import say_once, show_to_user
@@ -47,13 +47,13 @@ def sanitize_with(kinds: Collection[str]) -> Sanitize:
     Says once if their collectives cannot be compared.
     """
     say_if_nothing_is_recorded()
-    chosen = environment.read_settings().for_ranks(kinds)
+    chosen = launch_settings.read_settings().for_ranks(kinds)
     return Sanitize() if chosen and why_not_sanitized() is not None else chosen
 
 
 def sanitize_threads(kinds: Collection[str]) -> Sanitize:
     """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
-    settings = environment.read_settings()
+    settings = launch_settings.read_settings()
     named = kinds_of(kinds)
     said = settings.sanitize - named if notes.has_header else frozenset()
     note = not_of_threads((settings.sanitize | named) - said)

@@ -13,7 +13,6 @@ from torch_testing_ext._machine import ports
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch.accounts import RankAccount, now
-from torch_testing_ext.launch.environment import Launched
 from torch_testing_ext.launch.jobs import log_of
 from torch_testing_ext.launch.launched import peers
 from torch_testing_ext.launch.launched.meeting import listen
@@ -32,8 +31,10 @@ from torch_testing_ext.launch.launched.round_messages import (
     RoundRefused,
 )
 from torch_testing_ext.launch.launched.rounds import HAS_LEFT, Meeting, RoundState
-from torch_testing_ext.launch.probes import Logs
-from torch_testing_ext.launch.verdict import Expected, Verdict, failed_by_itself
+from torch_testing_ext.launch.launched_by import Launched
+from torch_testing_ext.launch.logs_of_ranks import Logs
+from torch_testing_ext.launch.rank_reports import failed_by_itself
+from torch_testing_ext.launch.verdict import Expected, Verdict
 from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
 from torch_testing_ext.launch.watching.rules import RankWatch, WatchAction
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch_testing_ext._process import messages
 from torch_testing_ext.launch.accounts import now
-from torch_testing_ext.launch.environment import Launched
 from torch_testing_ext.launch.launched import peers
+from torch_testing_ext.launch.launched_by import Launched
 
 # Rank 0 may import more than the others before its first test.
 CONNECT_TIMEOUT = peers.LONGEST_WAIT_FOR_IMPORTS

@@ -22,7 +22,6 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.stacks import stacks_of_this_process
 from torch_testing_ext.launch import rank_collectives
 from torch_testing_ext.launch.accounts import RankAccount, now
-from torch_testing_ext.launch.environment import Launched, this_launch
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.launched.coordinator import Coordinator
 from torch_testing_ext.launch.launched.meeting import CoordinatorAddress, WrongRound, connect
@@ -41,6 +40,7 @@ from torch_testing_ext.launch.launched.round_messages import (
     RoundRefused,
 )
 from torch_testing_ext.launch.launched.rounds import HAS_LEFT
+from torch_testing_ext.launch.launched_by import Launched, this_launch
 from torch_testing_ext.launch.verdict import Case, Outcome, Verdict
 
 # A test gets this long to return, once the verdict is known.

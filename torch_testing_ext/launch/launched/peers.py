@@ -15,8 +15,8 @@ import sys
 import time
 
 from torch_testing_ext._process import launcher_variables as variables, system, terminal, user_commands
-from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.environment import Launched, this_launch
+from torch_testing_ext.launch import launched_by
+from torch_testing_ext.launch.launched_by import Launched, this_launch
 
 # A launcher starts the processes of all ranks within moments.
 LONGEST_WAIT_FOR_PEER = 2.0
@@ -45,7 +45,7 @@ def why_no_rank() -> str:
     known = os.environ.pop(NO_RANK, None)
     why_not = terminal.from_variable(known) if known else _wait_for_peer(launched)
     if why_not:
-        environment.withdraw()
+        launched_by.withdraw()
     return why_not
 
 

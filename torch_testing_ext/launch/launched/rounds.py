@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.launched.round_messages import RankBegins, RankEnds, RankStacks
-from torch_testing_ext.launch.verdict import RankReport, report_of
+from torch_testing_ext.launch.rank_reports import RankReport, report_of
 from torch_testing_ext.launch.watching.rules import LAUNCHED_PROCESSES, RankWatch
 
 HAS_LEFT = "its process was killed, crashed or exited"

@@ -7,19 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.records.raw_records import RawRecord
-from torch_testing_ext.launch.verdict import (
-    Case,
-    Expected,
-    Outcome,
-    RankReport,
-    Verdict,
-    add_recorders,
-    nothing_to_judge,
-)
+from torch_testing_ext.launch.rank_reports import RankReport, add_recorders
+from torch_testing_ext.launch.verdict import Case, Expected, Outcome, Verdict, nothing_to_judge
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings.finding import Finding
-    from torch_testing_ext.launch.probes import Logs
+    from torch_testing_ext.launch.logs_of_ranks import Logs
 
 
 @dataclass(frozen=True)

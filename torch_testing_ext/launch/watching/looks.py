@@ -11,7 +11,8 @@ from torch_testing_ext.launch.verdict import Expected
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings.finding import Finding
-    from torch_testing_ext.launch.probes import Logs, Prober
+    from torch_testing_ext.launch.logs_of_ranks import Logs
+    from torch_testing_ext.launch.probes import Prober
 
 
 # Seconds without news until ranks that are not sanitized are looked at for the first time: when the prober is due. Most

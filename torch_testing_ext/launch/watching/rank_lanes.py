@@ -13,7 +13,7 @@ from torch_testing_ext._collectives.records.issued_calls import calls_of
 from torch_testing_ext._collectives.records.raw_records import RawRecord
 from torch_testing_ext._process import messages
 from torch_testing_ext.launch.accounts import now
-from torch_testing_ext.launch.verdict import RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
 
 
 def write_lanes(directory: Path, asked: float, reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> None:

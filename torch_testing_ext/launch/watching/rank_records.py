@@ -9,24 +9,19 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
 from torch_testing_ext._process import system
+from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import content_of, tail, text_of
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding, now, read_account
-from torch_testing_ext.launch.environment import read_settings
+from torch_testing_ext.launch.fault_checks import with_faults
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.jobs import Sanitize, log_of
-from torch_testing_ext.launch.verdict import (
-    Exit,
-    FaultsSeen,
-    RankReport,
-    all_passed,
-    assemble_report,
-    ended,
-    with_faults,
-)
+from torch_testing_ext.launch.launch_settings import read_settings
+from torch_testing_ext.launch.rank_reports import RankReport, all_passed, assemble_report, ended
+from torch_testing_ext.launch.seen_faults import FaultsSeen
 
 if TYPE_CHECKING:
-    from torch_testing_ext.launch.probes import Logs
+    from torch_testing_ext.launch.logs_of_ranks import Logs
 from torch_testing_ext.launch.watching.evidence import with_collectives
 from torch_testing_ext.launch.watching.rank_lanes import write_lanes
 
@@ -174,6 +169,6 @@ def logs_of(paths: Sequence[Path], sanitize: Sanitize | None) -> Logs | None:
     """The logs of ranks that are sanitized."""
     if sanitize is None or not sanitize.kinds:
         return None
-    from torch_testing_ext.launch.probes import Logs
+    from torch_testing_ext.launch.logs_of_ranks import Logs
 
     return Logs(paths, sanitize)

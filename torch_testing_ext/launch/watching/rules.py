@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext.launch import grace_periods
 from torch_testing_ext.launch.accounts import RankEnding
-from torch_testing_ext.launch.verdict import Expected, RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Expected
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from torch_testing_ext.launch import start, terminal_turns
 from torch_testing_ext.launch.accounts import RankEnding, now
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.nccl_status import NcclStatus, ask_nccl
-from torch_testing_ext.launch.verdict import Expected, RankReport
+from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.verdict import Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.looks import Looks
 from torch_testing_ext.launch.watching.rank_records import RankRecords

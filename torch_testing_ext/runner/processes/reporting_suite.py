@@ -12,7 +12,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._testing.bases.fixture_suites import FixtureSuite, prevented
 from torch_testing_ext.launch import rank_stops
-from torch_testing_ext.launch.judging import view_of_error
+from torch_testing_ext.launch.failure_views import view_of_error
 from torch_testing_ext.runner.model import TestOutcome
 
 from .unit_reports import Send, UnitReports

@@ -16,7 +16,7 @@ from torch_testing_ext._collectives.worlds.world_views import take_worlds
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.notes import take_left_running, take_notes
 from torch_testing_ext.faults import SweepReport
-from torch_testing_ext.launch import Cause, accounts, environment, verdict
+from torch_testing_ext.launch import Cause, accounts, device_memory, launch_settings
 from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestEnd, TestOutcome
 
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
@@ -39,7 +39,7 @@ class UnitReports:
     _port_in_use: bool = False
 
     def test_began(self, number: int) -> None:
-        verdict.forget_memory()
+        device_memory.forget_memory()
         take_worlds()
         self._port_in_use = False
         self.send(Began(number, time.monotonic(), self._length_of_log()))
@@ -51,7 +51,7 @@ class UnitReports:
     def test_ended(self, number: int, outcome: TestOutcome, ended: FailureView | str, want: str | None) -> None:
         """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
         notes = take_notes()
-        memory = verdict.highest([*notes.memory, accounts.memory_of_this_process()])
+        memory = device_memory.highest([*notes.memory, accounts.memory_of_this_process()])
         if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
             ended = FailureView.of_text(ended)
         message, failure = (ended, None) if isinstance(ended, str) else ("", ended)
@@ -108,7 +108,7 @@ NO_RANKS = "it has no ranks that a fault can end: use MultiProcessTestCase, or @
 
 def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
     """The report on the faults of a test; in a sweep of the run with the names in the code, or why it has no faults."""
-    is_of_run = environment.read_settings().sweep is not None
+    is_of_run = launch_settings.read_settings().sweep is not None
     for report in noted:
         if report.cells:
             # Elsewhere other tests of the file may reach them.

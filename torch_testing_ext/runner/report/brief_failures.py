@@ -8,7 +8,7 @@ from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Lin
 from torch_testing_ext._process import shell_words
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count, grouped
-from torch_testing_ext.launch.judging import kind_of_value
+from torch_testing_ext.launch.failure_views import kind_of_value
 from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy
 
 from . import wording

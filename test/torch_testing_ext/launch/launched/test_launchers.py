@@ -12,10 +12,10 @@ from unittest import mock
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import environment
-from torch_testing_ext.launch.environment import Launched
+from torch_testing_ext.launch import launched_by
 from torch_testing_ext.launch.launched import peers
 from torch_testing_ext.launch.launched.peers import PeerEvidence
+from torch_testing_ext.launch.launched_by import Launched
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -156,10 +156,10 @@ class PeersTest(unittest.TestCase):
 
     def test_a_rank_that_imports_ours(self):
         self.launched(RANK="1").announce()
-        self.addCleanup(environment.withdraw)
+        self.addCleanup(launched_by.withdraw)
         self.assertSeen(PeerEvidence.NONE)
         self.assertSeen(PeerEvidence.PEER, RANK="2")
-        environment.withdraw()
+        launched_by.withdraw()
         self.assertSeen(PeerEvidence.NONE, RANK="2")
 
     def test_the_coordinator(self):
@@ -174,7 +174,7 @@ class PeersTest(unittest.TestCase):
         with mock.patch.object(os.path, "exists", return_value=False):
             self.assertSeen(PeerEvidence.PROMISE)
             self.launched(RANK="2").announce()
-            self.addCleanup(environment.withdraw)
+            self.addCleanup(launched_by.withdraw)
             self.assertSeen(PeerEvidence.PEER)
 
     def test_several_machines(self):

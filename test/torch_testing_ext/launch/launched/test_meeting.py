@@ -15,14 +15,14 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._torch.groups import process_groups
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import environment, start
-from torch_testing_ext.launch.environment import Launched
+from torch_testing_ext.launch import launched_by, start
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.launched import meeting, member
 from torch_testing_ext.launch.launched.coordinator import Coordinator
 from torch_testing_ext.launch.launched.meeting import WrongRound, connect
 from torch_testing_ext.launch.launched.member import Member
 from torch_testing_ext.launch.launched.round_messages import FromCoordinator, RankBegins, RankJoined, RoundRefused
+from torch_testing_ext.launch.launched_by import Launched
 
 # Their agents count restarts apart, so a key says nothing on another machine.
 RANK_0, RANK_1 = (Launched(rank, 2, is_one_machine=False, local_rank=0, key=f"key {rank}") for rank in range(2))
@@ -135,7 +135,7 @@ class LeaveTest(unittest.TestCase):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            with mock.patch.object(environment, "this_launch", lambda: RANK_1):
+            with mock.patch.object(launched_by, "this_launch", lambda: RANK_1):
                 os.write(writer, os.fsencode(start.launcher().session_directory()))
             end()
             os._exit(2)

@@ -1,0 +1,70 @@
+"""The variables by which frameworks find their ranks, as a launcher such as torchrun sets them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch_testing_ext._machine.ports import leased_port
+from torch_testing_ext._process import launcher_variables, notes, system
+from torch_testing_ext.launch.launched_by import SET_BY_US
+
+# Of each job that runs at the same time on a machine, "host:port".
+ADDRESS = "NCCL_RAS_ADDR"
+
+
+# What this process was started with. A test that needs another port sets it before its ranks start.
+_INHERITED_PORT = os.environ.get("MASTER_PORT")
+
+
+@contextmanager
+def leased_variables(world_size: int, keep: bool = False) -> Iterator[dict[str, str]]:
+    """Yield the variables common to all ranks of a test. Their ports belong to nobody else while the `with` lasts.
+
+    `keep`: leave a MASTER_PORT that the test has set before its ranks start.
+    """
+    with leased_port() as port:
+        environ = common_variables(world_size, port)
+        chosen = os.environ.get("MASTER_PORT")
+        if keep and chosen is not None and chosen != _INHERITED_PORT:
+            environ["MASTER_PORT"] = chosen
+            environ["MASTER_ADDR"] = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        if ADDRESS in os.environ:
+            yield environ
+            return
+        with leased_port() as ras:
+            yield {**environ, ADDRESS: f"localhost:{ras}"}
+
+
+def common_variables(world_size: int, port: int) -> dict[str, str]:
+    """Return the variables common to all ranks. `port`: where rank 0 may listen."""
+    size = str(world_size)
+    _check_network()
+    own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Otherwise `env://` would look for the store of a launcher that has started this process.
+    return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
+
+
+@functools.cache
+def _check_network() -> None:
+    """Warn, once, if ranks will not be able to connect: the errors that they will raise do not say why."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # It sends nothing.
+            probe.connect(("127.0.0.1", 9))
+        except OSError as error:
+            notes.warn_user(
+                f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}). "
+                f"{system.NO_LOOPBACK}"
+            )
+
+
+def set_variables_of_rank(rank: int, incarnation: int = 0) -> None:
+    """Set the variables of this rank alone."""
+    if incarnation:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(incarnation)
+    os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
+    os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

@@ -1,0 +1,59 @@
+"""The faults of a test that have happened to a rank, as its log tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch_testing_ext.faults import FaultPlan, PlannedFault
+
+
+@dataclass(frozen=True)
+class HappenedFault:
+    """A fault that has happened to a rank. `index`: its place in the plan; `place`: such as `at all_reduce #3`."""
+
+    index: int
+    fault: PlannedFault
+    place: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.fault.did} {self.place} by the fault"
+
+
+@dataclass(frozen=True)
+class FaultsSeen:
+    """The faults that have happened to a rank, and what it has issued and reached."""
+
+    happened: tuple[HappenedFault, ...] = ()
+    # Calls during which a fault was to happen, and which were over before.
+    missed: Mapping[int, str] = field(default_factory=dict)
+    # Of faults that have not happened, how often the rank has passed what they count.
+    counts: Mapping[int, int] = field(default_factory=dict)
+    # All that the rank has passed.
+    passed: Mapping[str, int] = field(default_factory=dict)
+    reached: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, events: Iterable[Mapping[str, Any]], plan: FaultPlan) -> FaultsSeen:
+        """Read the events of a rank's log."""
+        happened, missed, reached = [], {}, set()
+        counts: dict[int, int] = {}
+        passed: dict[str, int] = {}
+        for event in events:
+            match event["event"]:
+                case "fault":
+                    index = event["fault"]
+                    happened.append(HappenedFault(index, plan.faults[index], event["place"], event["at"]))
+                case "missed":
+                    missed[event["fault"]] = event["place"]
+                case "reached":
+                    reached.add(event["name"])
+                case "seen":
+                    counts = {int(index): number for index, number in event["counts"].items()}
+                    passed = event["seen"]
+        return cls(tuple(happened), missed, counts, passed, frozenset(reached))
+
+
+NO_FAULTS = FaultsSeen()
