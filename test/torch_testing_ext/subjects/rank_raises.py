@@ -15,7 +15,8 @@ class Story(MultiProcessTestCase):
 
     def setUp(self):
         super().setUp()
-        os.mkfifo("meeting")
+        os.mkfifo("started")
+        os.mkfifo("begun")
         self._spawn_processes()
 
     def _callTestMethod(self, method):
@@ -25,12 +26,17 @@ class Story(MultiProcessTestCase):
             story.end()
 
     def test_sum(self):
-        # A rank that is still starting is another story.
-        with open("meeting", "w" if self.rank == 0 else "r", encoding="utf-8"):
-            pass
+        # A rank that is still starting is another story; one that passes ends in this one.
+        self.meet_at("started")
         if self.rank == 1:
             story.begin()
+        self.meet_at("begun")
+        if self.rank == 1:
             assert 1 + 1 == 3
+
+    def meet_at(self, fifo):
+        with open(fifo, "w" if self.rank == 0 else "r", encoding="utf-8"):
+            pass
 
 
 if __name__ == "__main__":
