@@ -6,14 +6,14 @@ Importing this module touches no accelerator: a condition asks for the device wh
 import functools as _functools
 import typing as _typing
 
-from torch_testing_ext._machine import cuda as _cuda, flags as _flags
+from torch_testing_ext._machine import cuda as _cuda, flags
 from torch_testing_ext._machine.cuda import *
 from torch_testing_ext._machine.cuda import (  # noqa: F401
     cuda_version as _get_torch_cuda_version,
     magma_version as _get_magma_version,
     rocm_version as _get_torch_rocm_version,
 )
-from torch_testing_ext._machine.flags import LazyVal as LazyVal
+from torch_testing_ext._machine.lazy_values import LazyVal as LazyVal
 from torch_testing_ext._testing.helpers.backend_settings import (
     blas_library_context as blas_library_context,
     tf32_enabled as tf32_enabled,
@@ -41,7 +41,7 @@ _FLAGS = (
     *("TEST_CUSPARSE_GENERIC", "TEST_HIPSPARSE_GENERIC"),
 )
 _COMPUTED: dict[str, _typing.Callable[[], _typing.Any]] = {
-    **{name: _functools.partial(_flags.flag, name) for name in _FLAGS},
+    **{name: _functools.partial(flags.flag, name) for name in _FLAGS},
     "CUDA_DEVICE": _cuda.first_device,
     "TEST_NUMBA_CUDA": _cuda.numba_supports_cuda,
 }

@@ -5,7 +5,7 @@ Importing this module touches no accelerator: `device_type_test_bases` is comput
 
 import typing as _typing
 
-from torch_testing_ext._machine import flags as _flags
+from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.flags import flag as flag
 from torch_testing_ext._testing.bases import device_type_tests as _device_type
 from torch_testing_ext._testing.bases.device_type_tests import *
@@ -98,6 +98,6 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "NATIVE_DEVICES":
         return _native_devices()
     try:
-        return _flags.flag(name)
+        return flags.flag(name)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

@@ -7,12 +7,13 @@ starts a rank.
 import logging as _logging
 import typing as _typing
 
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.flags import LazyVal as LazyVal, share_names as _share
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.lazy_values import LazyVal as LazyVal
 from torch_testing_ext._machine.ports import (
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
 )
+from torch_testing_ext._machine.shared_names import share_names as _share
 from torch_testing_ext._testing.bases import ranked_test_case as _ranked_test_case
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import (
@@ -134,9 +135,9 @@ _FLAGS = {"IS_SANDCASTLE", "TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_WITH
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     if name == "HAS_ACCELERATOR":
-        return any(map(_flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
+        return any(map(flags.flag, ("TEST_CUDA", "TEST_HPU", "TEST_XPU")))
     if name == "tmp_dir":
         return _stores_and_folders.tmp_dir
     if name == "ProcessLocalGroup":

@@ -6,10 +6,10 @@ are read, until a test file sets them.
 
 import typing as _typing
 
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.accelerators import set_rng_seed as set_rng_seed
+from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.cuda import has_triton as has_triton
-from torch_testing_ext._machine.flags import share_names as _share
+from torch_testing_ext._machine.random_state import set_rng_seed as set_rng_seed
+from torch_testing_ext._machine.shared_names import share_names as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
@@ -89,5 +89,5 @@ _FLAGS = {"TEST_CUDA", "TEST_HPU", "TEST_WITH_ROCM", "TEST_XPU"}
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,18 +5,19 @@ The flags (`IS_*`, `TEST_*`) are computed when they are first read: importing th
 
 import typing as _typing
 
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.accelerators import (
-    SEED as SEED,
-    freeze_rng_state as freeze_rng_state,
-    set_rng_seed as set_rng_seed,
-)
-from torch_testing_ext._machine.flags import LazyVal as LazyVal, flag as flag
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.flags import flag as flag
+from torch_testing_ext._machine.lazy_values import LazyVal as LazyVal
 from torch_testing_ext._machine.ports import (
     ADDRESS_IN_USE as ADDRESS_IN_USE,
     CONNECT_TIMEOUT as CONNECT_TIMEOUT,
     find_free_port as find_free_port,
     retry_on_connect_failures as retry_on_connect_failures,
+)
+from torch_testing_ext._machine.random_state import (
+    SEED as SEED,
+    freeze_rng_state as freeze_rng_state,
+    set_rng_seed as set_rng_seed,
 )
 from torch_testing_ext._testing.bases.device_type_tests import (
     is_privateuse1_backend_available as is_privateuse1_backend_available,
@@ -193,7 +194,7 @@ _COMPUTED = {
 def __getattr__(name: str) -> _typing.Any:
     """Compute a flag, or another value that needs a device or a costly module."""
     try:
-        value = _COMPUTED[name]() if name in _COMPUTED else _flags.flag(name)
+        value = _COMPUTED[name]() if name in _COMPUTED else flags.flag(name)
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value

@@ -60,7 +60,7 @@ def say_new(c: Any, world: int, said: set[str], where: str) -> None:
 
 def group_for(world: int) -> tuple[str, int, str]:
     """The backend for so many ranks, the number of GPUs that they use, and a remark."""
-    from torch_testing_ext._machine.device_rules import shared_backend
+    from torch_testing_ext._machine.device_sharing import shared_backend
 
     devices = torch.cuda.device_count()
     if not devices:

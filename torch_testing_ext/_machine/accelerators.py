@@ -1,31 +1,25 @@
-"""Accelerators, found without touching them from this process, and the seeds of random state."""
+"""The number and type of the accelerators, found without touching them from this process.
 
-import contextlib
+A process that asks CUDA or ROCm for its devices can no longer be forked into ranks that use them. So a forked child
+asks, or a new interpreter where forking this process is not safe, and sends back the answer. Where no device can
+exist, no process is started.
+"""
+
 import ctypes
 import functools
 import os
-import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
+from torch_testing_ext._machine import backend_names, device_sharing
+from torch_testing_ext._machine.device_masks import all_masks
+from torch_testing_ext._machine.device_needs import DeviceFacts, facts_from
 from torch_testing_ext._process import fork_safety, system
 from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
-
-from . import device_rules
-from .device_masks import all_masks
-from .device_rules import DeviceFacts, facts_from
-
-# --------------------------------------------------------------------------------------------------------------------
-# The number and type of the accelerators, found without touching them from this process.
-#
-# A process that asks CUDA or ROCm for its devices can no longer be forked into ranks that use them. So a forked child
-# asks, or a new interpreter where forking this process is not safe, and sends back the answer. Where no device can
-# exist, no process is started.
 
 # A process has this open once ROCm is initialised in it, by whichever library.
 _OPEN_WHEN_IN_USE = "/dev/kfd"
@@ -50,7 +44,7 @@ def device_count() -> int:
 
 def most_ranks() -> int:
     """Return how many ranks of a test may use an accelerator: one each, or more where the user lets ranks share."""
-    return device_count() * device_rules.ranks_per_device()
+    return device_count() * device_sharing.ranks_per_device()
 
 
 def ranks_for(needed: int) -> int:
@@ -63,14 +57,14 @@ def ranks_for(needed: int) -> int:
 
 def need_accelerators(backend: str | None) -> bool:
     """Does this backend need an accelerator for each rank? Parts for several types of devices, as in torch."""
-    return any(_is_of_accelerators(name) for name in device_rules.names_in(backend or ""))
+    return any(_is_of_accelerators(name) for name in backend_names.names_in(backend or ""))
 
 
 def _is_of_accelerators(backend: str) -> bool:
     devices = torch.distributed.Backend.backend_capability.get(backend)
     if devices is None:
         # torch learns of one when it is first asked for, or from an extension that is not imported yet.
-        return backend in (*device_rules.NCCL, *_BACKENDS_OF_EXTENSIONS)
+        return backend in (*backend_names.NCCL, *_BACKENDS_OF_EXTENSIONS)
     return "cpu" not in devices
 
 
@@ -319,74 +313,3 @@ def _ask(question: str) -> Any:
 
 
 first_accelerator_use.count_elsewhere = device_count
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The seed of every test, and a context that restores random state.
-
-SEED = 1234
-
-
-def set_rng_seed(seed: int | None = None) -> None:
-    """Seed torch, `random`, and NumPy where it is imported; with SEED by default."""
-    seed = SEED if seed is None else seed
-    if device_may_exist():
-        torch.manual_seed(seed)
-    else:
-        # The CPU's generator alone: torch.manual_seed also queues seeds for devices, which costs each rank 1 ms.
-        torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    numpy_random = _numpy_random()
-    if numpy_random is not None:
-        numpy_random.seed(seed)
-
-
-def prepare_to_seed() -> None:
-    """In a process that forks ranks: import numpy.random, which NumPy otherwise imports in each rank when it seeds."""
-    _numpy_random()
-
-
-def _numpy_random() -> Any:
-    """numpy.random if NumPy is imported."""
-    return sys.modules["numpy"].random if "numpy" in sys.modules else None
-
-
-@contextlib.contextmanager
-def freeze_rng_state() -> Iterator[None]:
-    """Restore torch's random state at the end: the CPU's, and that of the device in use, if any."""
-    # Only an initialised device has random state; this check must not initialise one.
-    kind = accelerator_state.initialised_type()
-    devices = [] if kind is None else [torch.get_device_module(kind).current_device()]
-    with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
-        yield
-
-
-class RandomState:
-    """The states of the random generators of torch, Python and numpy."""
-
-    def __init__(self) -> None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        modules: list[Any] = [torch]
-        if accelerator is not None:
-            modules.append(torch.get_device_module(accelerator))
-        pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
-        pairs.append((random.getstate, random.setstate))
-        # torch does not require it.
-        numpy_random = _numpy_random()
-        if numpy_random is not None:
-            pairs.append((numpy_random.get_state, numpy_random.set_state))
-        self._states = [(put, get()) for get, put in pairs]
-
-    def restore(self) -> None:
-        for put, state in self._states:
-            put(state)
-
-    @staticmethod
-    def of_python() -> int:
-        """A number that changes when Python's generator, or numpy's, draws a number."""
-        states: list[Any] = [random.getstate()]
-        numpy_random = _numpy_random()
-        if numpy_random is not None:
-            kind, keys, *place = numpy_random.get_state()
-            states += [kind, keys.tobytes(), *place]
-        return hash(tuple(states))

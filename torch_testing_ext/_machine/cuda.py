@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import torch
 
+from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.flags import flag
+from torch_testing_ext._machine.lazy_values import LazyVal
 from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
-
-from . import accelerators
-from .flags import LazyVal, flag
 
 Version = tuple[int, ...]
 

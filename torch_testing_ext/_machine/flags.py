@@ -1,106 +1,22 @@
-"""Flags that tell a test where it runs, computed at first use."""
+"""Flags that tell a test where it runs: platform, build, accelerators, and switches in the environment.
+
+A flag is computed when it is first read, since some take a process or an import, and is cached from then on. The
+names, and the variables that set them, are PyTorch's.
+"""
 
 import functools
 import importlib
 import importlib.util
-import operator
 import os
 import platform
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from torch_testing_ext._machine import accelerators
 from torch_testing_ext._torch.devices import accelerator_state, build_options
-
-from . import accelerators
-
-# --------------------------------------------------------------------------------------------------------------------
-# Values that are computed when they are first used, and constants that a test module may set.
-
-
-class LazyVal:
-    """Stands for a value that is computed at its first comparison, arithmetic operation or truth test."""
-
-    def __init__(self, cb: Callable[[], Any]) -> None:
-        self._cb = cb
-
-    @functools.cached_property
-    def _value(self) -> Any:
-        return self._cb()
-
-    def __bool__(self) -> bool:
-        return bool(self._value)
-
-    def __int__(self) -> int:
-        return int(self._value)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _late(operation: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, *others: operation(self._value, *others)
-
-
-_BINARY = "add sub mul truediv floordiv mod pow lshift rshift and or xor eq ne lt le gt ge"
-_UNARY = "neg pos abs invert index"
-for _name in f"{_BINARY} {_UNARY}".split():
-    setattr(LazyVal, f"__{_name}__", _late(getattr(operator, f"__{_name}__")))
-
-
-# -- constants of PyTorch's test modules that our code reads elsewhere: setting one in the mirror has an effect
-
-
-class ComputedNames:
-    """Values that are computed each time they are read, until they are set; deleting one computes it again."""
-
-    def __init__(self, **compute: Callable[[], Any]) -> None:
-        vars(self)["_compute"] = compute
-
-    def __getattr__(self, name: str) -> Any:
-        compute = vars(self)["_compute"]
-        if name not in compute:
-            raise AttributeError(name)
-        return compute[name]()
-
-    def is_set(self, name: str) -> bool:
-        return name in vars(self)
-
-
-def share_names(module: str, holder: Any, *names: str) -> None:
-    """Make these names of a module those of `holder`: reading, setting and deleting one in the module does it there."""
-    target = sys.modules[module]
-    shared = {name: _property(holder, name) for name in names}
-    target.__class__ = type("ModuleWithSharedNames", (type(target),), shared)
-
-
-def _property(holder: Any, name: str) -> property:
-    """A property of a module that is the attribute of `holder` with that name."""
-    # A plain module has no value to compute again.
-    original = vars(holder).get(name)
-
-    def get(_: Any) -> Any:
-        return getattr(holder, name)
-
-    def put(_: Any, value: Any) -> None:
-        setattr(holder, name, value)
-
-    def delete(_: Any) -> None:
-        if isinstance(holder, ModuleType):
-            setattr(holder, name, original)
-        else:
-            delattr(holder, name)
-
-    return property(get, put, delete)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Flags that tell a test where it runs: platform, build, accelerators, and switches in the environment.
-#
-# A flag is computed when it is first read, since some take a process or an import, and is cached from then on. The
-# names, and the variables that set them, are PyTorch's.
 
 Flag = Callable[[], Any]
 # Untyped in torch.

@@ -19,9 +19,9 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import early_threads, user_commands
+from torch_testing_ext._process.devices_setting import CPU, default_devices
 from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
-from torch_testing_ext._process.project_settings import CPU, default_devices
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals
 from torch_testing_ext._pytest_ranks.marks import (

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from torch_testing_ext._process.project_settings import AUTO, CPU, default_devices
+from torch_testing_ext._process.devices_setting import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions, is_of_unittest
 from torch_testing_ext._testing.marks.settings_of_tests import (

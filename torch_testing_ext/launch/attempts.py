@@ -247,7 +247,7 @@ class RankAttempt:
 
         `subject` is the class of the test, which the body gets; `fields` are further ones of the job.
         """
-        from torch_testing_ext._machine import accelerators
+        from torch_testing_ext._machine import random_state
 
         self.equip()
         terminal = UserTerminal.here()
@@ -257,7 +257,7 @@ class RankAttempt:
             self.directory,
             ProcessContext.here(self.environ),
             None if subject is None else Named.of(subject),
-            seed=accelerators.SEED,
+            seed=random_state.SEED,
             stream=self.settings.stream,
             debug_rank=self.debug_rank,
             terminal=terminal,

@@ -381,14 +381,14 @@ def _become_fork_server(about: Serve) -> tuple[str | None, bool]:
 
     After a fork of the client, it is the client that looks at the threads which this process lacks.
     """
-    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._machine import accelerators, random_state
     from torch_testing_ext._torch import imported_garbage
     from torch_testing_ext._torch.groups import watched_groups
 
     is_fresh = about.method is StartMethod.FORK_FRESH
     if is_fresh:
         about.subject.resolve()
-    accelerators.prepare_to_seed()
+    random_state.prepare_to_seed()
     watched_groups.forget_groups()
     imported_garbage.exempt_imported(garbage=None)
     why_in_use = accelerators.unsafe_to_fork()

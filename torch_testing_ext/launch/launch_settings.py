@@ -20,7 +20,7 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import (
     read_kinds,
 )
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, ranks_per_device
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext._process import messages, project_settings, setting_names
 from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT, PREFIX
 from torch_testing_ext._process.words import nearest

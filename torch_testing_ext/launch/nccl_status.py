@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_testing_ext._machine.device_rules import NCCL_SHARES, ranks_per_device
+from torch_testing_ext._machine.device_sharing import NCCL_SHARES, ranks_per_device
 from torch_testing_ext._process.words import grouped, size_in_words
 from torch_testing_ext.launch.accounts import now
 from torch_testing_ext.launch.rank_variables import ADDRESS

@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from torch_testing_ext._process import launcher_variables, user_commands
+from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext._process.kept_failures import CACHE
-from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, project_root
+from torch_testing_ext._process.project_folder import project_root
 
 from .model import ExitCode, exit_code
 from .options import Action, CannotRun, UsageError, layers, sources

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane
 from torch_testing_ext._collectives.worlds.world_views import WorldView
-from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
+from torch_testing_ext._machine.device_needs import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._process.notes import KitWarning
 from torch_testing_ext._process.words import EndWords
 from torch_testing_ext.faults import KnownFailure, SweepReport

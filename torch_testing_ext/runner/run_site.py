@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
-from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, problem_of_mask
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
 from torch_testing_ext._machine.nvml import (
     Gpu,
     gpus_by_name,
@@ -24,6 +24,7 @@ from torch_testing_ext._machine.nvml import (
     open_nvml,
     warnings_about_devices,
 )
+from torch_testing_ext._machine.visible_devices import problem_of_mask
 from torch_testing_ext._process import words
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._process.questions import NoAnswer, Silence
@@ -38,7 +39,7 @@ from .options import CannotRun, Options, UsageError, Warm
 from .site_protocol import Found, Work
 
 if TYPE_CHECKING:
-    from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
     from torch_testing_ext.runner.engine.engine import Engine
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
     from torch_testing_ext.runner.processes.file_processes import FileProcesses, Reads
@@ -171,7 +172,7 @@ class LocalSite:
 
 def open_shared_memory() -> SharedMemory:
     """Open the file in which the processes of this run count the memory of fake accelerators."""
-    from torch_testing_ext._machine.fake_accelerator.building import SharedMemory
+    from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
 
     return SharedMemory(Path(os.environ[fake_accelerator.MEMORY_FILE]))
 

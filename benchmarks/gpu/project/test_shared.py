@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext._machine.device_rules import CONTEXT
+from torch_testing_ext._machine.device_sharing import CONTEXT
 from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcContinuousTest, skip_if_lt_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
 from torch_testing_ext.common_utils import run_tests

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import common_distributed
-from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._machine import accelerators, backend_names
 from torch_testing_ext._testing.bases import sharded_tensor_base
 from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBase
 from torch_testing_ext._testing.marks.needs import needs_of
@@ -35,7 +35,7 @@ def two_devices():
             (torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda")),
             (torch.accelerator, "set_device_index", lambda index: done.append(("device", index))),
             (torch, "set_default_device", lambda device: None),
-            (dist, "is_backend_available", lambda name: name in device_rules.NCCL),
+            (dist, "is_backend_available", lambda name: name in backend_names.NCCL),
             (dist, "init_process_group", lambda *args, **more: done.append(("group", *args, more.get("backend")))),
             (dist, "barrier", lambda **more: None),
         ):
@@ -50,13 +50,13 @@ class TestNames(unittest.TestCase):
     def test_what_is_nccl(self):
         """No GPU is involved."""
         for name in (*NAMES, "cuda:NCCL", "cpu:gloo, cuda:nccl"):
-            self.assertTrue(device_rules.uses_nccl(name), name)
+            self.assertTrue(backend_names.uses_nccl(name), name)
             self.assertTrue(accelerators.need_accelerators(name), name)
         for name in ("gloo", "cpu:gloo", "", None, "fake", "mpi", "my-nccl"):
-            self.assertFalse(device_rules.uses_nccl(name), name)
+            self.assertFalse(backend_names.uses_nccl(name), name)
             self.assertFalse(accelerators.need_accelerators(name), name)
         self.assertTrue(accelerators.need_accelerators("xpu:xccl"))
-        self.assertFalse(device_rules.uses_nccl("xpu:xccl"))
+        self.assertFalse(backend_names.uses_nccl("xpu:xccl"))
 
     def test_skip_decorators(self):
         """Covered on a GPU by the check `devices-bound`."""
@@ -76,7 +76,7 @@ class TestNames(unittest.TestCase):
             return getattr(decorated, "__unittest_skip__", False)
 
         with two_devices():
-            self.assertEqual([False] * 4, [is_skipped(name) for name in device_rules.NCCL])
+            self.assertEqual([False] * 4, [is_skipped(name) for name in backend_names.NCCL])
             self.assertTrue(is_skipped("unknown"))
 
     def test_create_pg(self):
@@ -119,7 +119,7 @@ class TestNames(unittest.TestCase):
     def test_sharded_tensor(self):
         """Covered on a GPU by the check `devices-bound`."""
         with two_devices():
-            self.assertEqual([True] * 4, [sharded_tensor_base._is_usable(name, 2) for name in device_rules.NCCL])
+            self.assertEqual([True] * 4, [sharded_tensor_base._is_usable(name, 2) for name in backend_names.NCCL])
             self.assertFalse(sharded_tensor_base._is_usable("nccl", 3))
             self.assertFalse(sharded_tensor_base._is_usable("mpi", 2))
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
-from torch_testing_ext._machine import accelerators, device_masks, device_rules, flags
+from torch_testing_ext._machine import accelerators, device_masks, device_sharing, flags, random_state, visible_devices
 from torch_testing_ext._pytest_ranks.item_in_parent import need_of_devices
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -104,7 +104,7 @@ class TestForkSafety(unittest.TestCase):
         with (
             mock.patch.object(module, "get_rng_state", lambda device: state, create=True),
             mock.patch.object(module, "set_rng_state", create=True) as put,
-            accelerators.freeze_rng_state(),
+            random_state.freeze_rng_state(),
         ):
             pass
         put.assert_called_once_with(state, 0)
@@ -187,7 +187,7 @@ class TestPersistentRanks(unittest.TestCase):
 class TestSharing(unittest.TestCase):
     """Ranks that share devices. Covered on a GPU by the check `suites-ranks-per-gpu`."""
 
-    @with_accelerators(2, **{device_rules.RANKS_PER_GPU: "2"})
+    @with_accelerators(2, **{device_sharing.RANKS_PER_GPU: "2"})
     def test_a_rank_names_a_device_by_its_own_number(self):
         selected = []
         with (
@@ -234,10 +234,10 @@ class TestMasks(unittest.TestCase):
             ("other", {"CUDA_VISIBLE_DEVICES": "2,0"}, 2, ("0", "1")),
         ):
             with self.subTest(kind=kind, mask=mask):
-                self.assertEqual(device_rules.visible_names(mask, kind, count), names)
+                self.assertEqual(visible_devices.visible_names(mask, kind, count), names)
                 expected = dict.fromkeys(device_masks.masks_of(kind), names[-1])
-                self.assertEqual(device_rules.masks_for(names[-1:], kind), expected)
-        self.assertEqual(device_rules.masks_for((), None), {})
+                self.assertEqual(visible_devices.masks_for(names[-1:], kind), expected)
+        self.assertEqual(visible_devices.masks_for((), None), {})
 
     def test_a_mask_that_names_a_device_that_is_not_there(self):
         for kind, environ in (
@@ -245,7 +245,7 @@ class TestMasks(unittest.TestCase):
             ("neuron", {"NEURON_RT_VISIBLE_CORES": "8-9"}),
             ("other", {"OTHER_VISIBLE_DEVICES": "0,9"}),
         ):
-            problem = device_rules.problem_of_mask(environ, kind, 1)
+            problem = visible_devices.problem_of_mask(environ, kind, 1)
             self.assertEqual(problem, "{}={} names a device that is not there: 9".format(*next(iter(environ.items()))))
 
     @with_accelerators(4)

@@ -3,11 +3,12 @@
 On real devices: the checks `suites-ranks-per-gpu` and `needs` of benchmarks/gpu/run.
 """
 
+import os
 import unittest
 from unittest import mock
 
-from torch_testing_ext._machine import device_rules
-from torch_testing_ext._machine.device_rules import (
+from torch_testing_ext._machine import device_sharing
+from torch_testing_ext._machine.device_needs import (
     DeviceFacts,
     DeviceNeeds,
     facts_from,
@@ -28,11 +29,11 @@ class SharingTest(unittest.TestCase):
 
     def test_each_rank_has_a_device(self):
         for world_size, devices, expected in ((4, 1, [0, 0, 0, 0]), (4, 2, [0, 1, 0, 1]), (3, 4, [0, 1, 2])):
-            found = [device_rules.device_of(rank, devices) for rank in range(world_size)]
+            found = [device_sharing.device_of(rank, devices) for rank in range(world_size)]
             self.assertEqual(found, expected)
             for rank in range(world_size):
                 self.assertEqual(
-                    device_rules.ranks_on_device(rank, world_size, devices),
+                    device_sharing.ranks_on_device(rank, world_size, devices),
                     expected.count(expected[rank]),
                     (rank, devices),
                 )
@@ -40,19 +41,19 @@ class SharingTest(unittest.TestCase):
     def test_the_ranks_of_a_device_do_not_want_more_than_it_has(self):
         for total in (8 * GIB, 80 * GIB):
             for ranks in (1, 2, 3, 4, 8):
-                used = ranks * (device_rules.fraction_for(total, ranks) * total + device_rules.CONTEXT)
+                used = ranks * (device_sharing.fraction_for(total, ranks) * total + device_sharing.CONTEXT)
                 self.assertLessEqual(used, total + 1)
                 self.assertGreater(used, 0.99 * total)
 
     def test_too_many_ranks_for_the_memory(self):
-        self.assertIsNone(device_rules.why_too_many(4, 80 * GIB, "0"))
+        self.assertIsNone(device_sharing.why_too_many(4, 80 * GIB, "0"))
         self.assertEqual(
-            device_rules.why_too_many(200, 80 * GIB, "0"),
+            device_sharing.why_too_many(200, 80 * GIB, "0"),
             "200 ranks on one GPU would have 410 MiB each of the 80.0 GiB of device 0, and a rank needs 856 MiB before "
             "it has a tensor: at most 95",
         )
-        self.assertIsNone(device_rules.why_too_many(95, 80 * GIB, "0"))
-        self.assertIsNotNone(device_rules.why_too_many(96, 80 * GIB, "0"))
+        self.assertIsNone(device_sharing.why_too_many(95, 80 * GIB, "0"))
+        self.assertIsNotNone(device_sharing.why_too_many(96, 80 * GIB, "0"))
 
     def test_the_backend_of_ranks_that_share(self):
         for nccl, hip, expected in (
@@ -63,18 +64,18 @@ class SharingTest(unittest.TestCase):
             ((), False, "gloo"),
             ((2, 31, 1), True, "gloo"),
         ):
-            self.assertEqual(device_rules.shared_backend(nccl, hip, {}), expected, (nccl, hip))
+            self.assertEqual(device_sharing.shared_backend(nccl, hip, {}), expected, (nccl, hip))
             # Of a user for whom NCCL's experiment hangs.
-            self.assertEqual(device_rules.shared_backend(nccl, hip, {device_rules.NCCL_SHARES: "0"}), "gloo")
+            self.assertEqual(device_sharing.shared_backend(nccl, hip, {device_sharing.NCCL_SHARES: "0"}), "gloo")
 
     def test_nothing_is_shared_by_default(self):
         with mock.patch.dict("os.environ"):
-            device_rules.os.environ.pop(device_rules.RANKS_PER_GPU, None)
-            self.assertEqual(device_rules.ranks_per_device(), 1)
+            os.environ.pop(device_sharing.RANKS_PER_GPU, None)
+            self.assertEqual(device_sharing.ranks_per_device(), 1)
             for text in ("0", "-1", "x", "1.5"):
-                device_rules.os.environ[device_rules.RANKS_PER_GPU] = text
+                os.environ[device_sharing.RANKS_PER_GPU] = text
                 with self.assertRaisesRegex(ValueError, f"RANKS_PER_GPU='{text}' is not valid; use"):
-                    device_rules.ranks_per_device()
+                    device_sharing.ranks_per_device()
 
     def test_amounts_of_memory(self):
         for text, expected in (
@@ -84,10 +85,10 @@ class SharingTest(unittest.TestCase):
             ("1.5 gib", 3 * 2**29),
             ("0.5 GB", 5 * 10**8),
         ):
-            self.assertEqual(device_rules.read_bytes(text), expected)
+            self.assertEqual(device_sharing.read_bytes(text), expected)
         for text in ("20", "", "GB", "-1 GB", "0 GB", "nan GB", "inf GB", "20 B", "20 GB more", f"{2**20} TB"):
             with self.assertRaisesRegex(ValueError, "is not an amount of memory: write a number and a unit"):
-                device_rules.read_bytes(text)
+                device_sharing.read_bytes(text)
 
 
 class DeviceNeedsTest(unittest.TestCase):

@@ -16,7 +16,7 @@ from kit.pytest_runs import PytestCase, run_pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process.project_settings import AUTO, CPU, DEVICES_OF_RUN, default_devices
+from torch_testing_ext._process.devices_setting import AUTO, CPU, DEVICES_OF_RUN, default_devices
 from torch_testing_ext._pytest_ranks import dist_env, item_in_parent
 from torch_testing_ext._pytest_ranks.marks import BadMark, spec_for
 from torch_testing_ext._testing.bases import launched_ranks

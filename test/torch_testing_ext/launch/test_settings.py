@@ -36,7 +36,7 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
             ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
             ("SHAKE", "12", {"shake": 12}),
-            ("RANKS_PER_GPU", "4", {}),  # for _machine/device_rules.py
+            ("RANKS_PER_GPU", "4", {}),  # for _machine/device_sharing.py
             ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
             ("FAKE_ACCELERATORS", "4", {}),  # for _machine/fake_accelerator/, as those below
             ("FAKE_MEMORY", "1000000", {}),

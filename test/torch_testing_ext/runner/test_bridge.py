@@ -18,7 +18,7 @@ from unittest import mock
 from kit.agents import prepare_for
 from kit.files import subject
 
-from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
+from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.cluster import ray_actor, ray_launcher, shipment
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError

@@ -4,7 +4,7 @@ import unittest
 
 from kit.files import FolderCase
 
-from torch_testing_ext._process.project_settings import project_root
+from torch_testing_ext._process.project_folder import project_root
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.default_folders import default_folders
 from torch_testing_ext.runner.options.sources import read_options

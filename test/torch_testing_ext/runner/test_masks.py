@@ -12,8 +12,9 @@ from unittest import mock
 from kit.invented import make_unit
 from kit.nvml import linked, uuid
 
-from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, problem_of_mask
+from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
 from torch_testing_ext._machine.nvml import Nvml, gpus_by_name
+from torch_testing_ext._machine.visible_devices import problem_of_mask
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner import run_site

@@ -12,7 +12,8 @@ from kit.invented import make_test, make_unit
 from kit.runs import RunsCase
 from kit.with_accelerators import environ_of_accelerators
 
-from torch_testing_ext._machine.device_rules import RANKS_PER_GPU, DeviceFacts, DeviceNeeds, ranks_per_device
+from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU, ranks_per_device
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, Options, UsageError
 from torch_testing_ext.runner.options.sources import read_options

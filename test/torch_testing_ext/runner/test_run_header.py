@@ -20,7 +20,7 @@ from kit.junit import read_junit
 from kit.runs import run_test
 
 import torch_testing_ext
-from torch_testing_ext._machine.device_rules import DeviceFacts
+from torch_testing_ext._machine.device_needs import DeviceFacts
 from torch_testing_ext.runner.run_header import CommitQuery, describe_devices
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 

@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from torch_testing_ext._machine.fake_accelerator.building import FakeAcceleratorError, load_library
+from torch_testing_ext._machine.fake_accelerator.shared_memory import uuid_of
+
 from . import KIND
-from .building import FakeAcceleratorError, load_library, uuid_of
 
 _library = load_library(torch.__version__)
 # Its stubs differ between versions.

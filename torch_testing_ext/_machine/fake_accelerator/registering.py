@@ -58,7 +58,7 @@ def register() -> None:
     if torch.distributed.is_available():
 
         def make_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
-            from ..device_rules import ranks_per_device
+            from ..device_sharing import ranks_per_device
 
             claims = store if ranks_per_device() == 1 else None
             return library.stage(torch.distributed.ProcessGroupGloo(store, rank, size, timeout), claims)

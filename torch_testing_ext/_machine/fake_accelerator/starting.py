@@ -12,10 +12,18 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER
+from torch_testing_ext._machine.fake_accelerator import (
+    COUNT,
+    LATE_STREAMS,
+    LIBRARY_FOLDER,
+    MASK,
+    MEMORY,
+    MEMORY_FILE,
+    building,
+)
+from torch_testing_ext._machine.fake_accelerator.building import FakeAcceleratorError
+from torch_testing_ext._machine.fake_accelerator.shared_memory import MOST_DEVICES, make_file
 from torch_testing_ext._process import private_folders
-
-from . import COUNT, LATE_STREAMS, LIBRARY_FOLDER, MASK, MEMORY, MEMORY_FILE, building
-from .building import MOST_DEVICES, FakeAcceleratorError, make_file
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 

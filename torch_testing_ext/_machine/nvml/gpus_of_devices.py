@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from torch_testing_ext._machine.device_rules import DeviceFacts, bare_uuid
+from torch_testing_ext._machine.device_needs import DeviceFacts
+from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process.questions import NoAnswer
 
 from .client import Nvml, open_nvml

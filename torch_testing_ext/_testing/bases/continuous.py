@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.accelerators import set_rng_seed
-from torch_testing_ext._machine.device_rules import NCCL
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.backend_names import NCCL
+from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts
 from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
@@ -131,7 +131,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         backend = cls.backend_str()
         if accelerators.need_accelerators(backend) and 0 < world_size <= accelerators.most_ranks():
             # Otherwise a class that forgets to select one has all its ranks on the first device.
-            torch.accelerator.set_device_index(device_rules.device_of(rank, accelerators.device_count()))
+            torch.accelerator.set_device_index(device_sharing.device_of(rank, accelerators.device_count()))
         dist.init_process_group(
             backend=backend,
             world_size=world_size,
@@ -228,7 +228,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         devices = torch.get_device_module(device_type).device_count()
         if devices == 0:
             raise unittest.SkipTest(f"No {device_type} devices available")
-        if device_rules.ranks_per_device() > 1 and device_type == accelerators.accelerator_type():
+        if device_sharing.ranks_per_device() > 1 and device_type == accelerators.accelerator_type():
             return accelerators.ranks_for(cls._devices_needed())
         return devices
 

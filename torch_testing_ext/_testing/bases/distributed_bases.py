@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._machine import accelerators, device_sharing
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.helpers.contexts import changed_environment
@@ -59,7 +59,7 @@ class DistributedTestBase(MultiProcessTestCase):
             raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")
         index = self.rank
         if devices.are_shared(int(self.world_size)):
-            index = device_rules.device_of(self.rank, accelerators.device_count())
+            index = device_sharing.device_of(self.rank, accelerators.device_count())
         device = torch.device(accelerator.type, index)
         torch.set_default_device(device)
         torch.accelerator.set_device_index(index)

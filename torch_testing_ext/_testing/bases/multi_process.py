@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine.accelerators import set_rng_seed
+from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._testing.bases import launched_ranks, own_ranks
 from torch_testing_ext._testing.bases.own_ranks import end_own_ranks
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing

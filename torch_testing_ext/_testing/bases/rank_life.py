@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import random_state
 from torch_testing_ext._process import system
 from torch_testing_ext._testing.bases import group_creation, shared_devices
 from torch_testing_ext._testing.bases.rank_accounts import recorded_account
@@ -62,8 +62,8 @@ def prepare_rank(context: RankContext) -> None:
     """Reset the state that a rank must not inherit, and let its peers know from now on while it creates groups."""
     if context.seed is not None:
         # A new interpreter has not seen --seed.
-        accelerators.SEED = context.seed
-    accelerators.set_rng_seed()
+        random_state.SEED = context.seed
+    random_state.set_rng_seed()
     is_set = "OMP_NUM_THREADS" in os.environ
     threads = torch.get_num_threads() if is_set else max(1, system.cores() // context.world_size)
     # Even to the same number: torch replaces a pool that was forked at its next use; in threads of autograd, it aborts.

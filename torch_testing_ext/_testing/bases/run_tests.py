@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from types import FrameType, SimpleNamespace
 from typing import Any, NoReturn
 
-from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine import random_state
 from torch_testing_ext._process import shell_words, signals, user_commands
 from torch_testing_ext._testing.bases import invocation
 from torch_testing_ext._testing.bases.fixture_suites import FixtureSuite
@@ -45,14 +45,14 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if "-h" in rest or "--help" in rest:
         print(_parser().format_help())
     if options.seed is not None:
-        accelerators.SEED = options.seed
+        random_state.SEED = options.seed
     if options.hypothesis_profile is not None:
         # Where properties look, also in ranks.
         os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile
     if options.accept:
         # Where expecttest looks, in this process and in those it starts.
         os.environ["EXPECTTEST_ACCEPT"] = "1"
-    accelerators.set_rng_seed()
+    random_state.set_rng_seed()
     for name, reason in _NOT_NEEDED.items():
         if getattr(options, name):
             print(f"--{name.replace('_', '-')} has no effect: {reason}", file=sys.stderr)
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python test_file.py", add_help=False, allow_abbrev=False)
     parser.usage = "%(prog)s [these options] [unittest's options, below] [TestClass[.test_method] ...]"
     add = parser.add_argument
-    add("--seed", type=int, help=f"seed of every test (default: {accelerators.SEED})")
+    add("--seed", type=int, help=f"seed of every test (default: {random_state.SEED})")
     add("--repeat", type=int, default=1, metavar="N", help="run all tests N times, or until one fails")
     add("--subprocess", action="store_true", help="run each test in an interpreter of its own")
     add("--discover-tests", action="store_true", help="list the tests without running them")

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import uses_nccl
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.backend_names import uses_nccl
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.marks.collective_platforms import tp_transports
@@ -46,7 +46,7 @@ class ShardedTensorTestBase(MultiProcessTestCase):
         )
         # gloo is the backend of devices without an index, too.
         if backend != "gloo" and accelerators.device_count():
-            torch.accelerator.set_device_index(device_rules.device_of(self.rank, accelerators.device_count()))
+            torch.accelerator.set_device_index(device_sharing.device_of(self.rank, accelerators.device_count()))
 
     def init_rpc(self) -> None:
         """Start RPC, in which worker N owns device N if there are devices."""

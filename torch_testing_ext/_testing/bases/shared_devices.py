@@ -1,7 +1,7 @@
 """Accelerators that ranks share, as the user has asked: the device, the backend and the memory of each.
 
 All of this happens when a rank first uses CUDA: a test on the CPU never touches a device. The rules are in
-`_machine/device_rules.py`.
+`_machine/device_sharing.py`.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import uses_nccl
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.backend_names import uses_nccl
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._torch.devices import cuda_state
 from torch_testing_ext.launch.aspects.devices import are_shared
 
 
 def backend_of_shared_devices() -> str:
-    return device_rules.shared_backend(cuda_state.nccl_version(), torch.version.hip is not None)
+    return device_sharing.shared_backend(cuda_state.nccl_version(), torch.version.hip is not None)
 
 
 def backend_of(kind: str, world_size: int) -> str:
@@ -48,23 +48,23 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
     if kind != "cuda":
         # Its own backend has to let ranks share, and its allocator their memory.
         return
-    ranks = device_rules.ranks_on_device(rank, world_size, devices)
+    ranks = device_sharing.ranks_on_device(rank, world_size, devices)
     chosen = backend_of_shared_devices()
     if chosen == "nccl":
-        os.environ[device_rules.NCCL_SHARES] = "1"
+        os.environ[device_sharing.NCCL_SHARES] = "1"
         # NCCL refuses such ranks if it must use NVLS.
         os.environ["NCCL_NVLS_ENABLE"] = "0"
-        os.environ.setdefault("NCCL_MAX_CTAS", str(device_rules.blocks_for(ranks)))
+        os.environ.setdefault("NCCL_MAX_CTAS", str(device_sharing.blocks_for(ranks)))
     else:
         names: Any = dist.Backend.default_device_backend_map
         # For groups whose backend is left to torch.
         names["cuda"] = chosen
         cuda_state.gather_lists_one_by_one()
-    own = device_rules.device_of(rank, devices)
+    own = device_sharing.device_of(rank, devices)
 
     def at_first_use() -> None:
         torch.cuda.set_device(own)
         total = torch.cuda.get_device_properties(own).total_memory
-        torch.cuda.set_per_process_memory_fraction(device_rules.fraction_for(total, ranks), own)
+        torch.cuda.set_per_process_memory_fraction(device_sharing.fraction_for(total, ranks), own)
 
     cuda_state.when_cuda_is_first_used(at_first_use)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.project_settings import AUTO, default_devices
+from torch_testing_ext._process.devices_setting import AUTO, default_devices
 from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import case_of

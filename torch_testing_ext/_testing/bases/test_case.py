@@ -12,7 +12,7 @@ from typing import Any
 import expecttest
 import torch
 
-from torch_testing_ext._machine.accelerators import set_rng_seed
+from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.helpers.contexts import disable_gc, set_warn_always_context
 from torch_testing_ext._testing.helpers.equality import Rules, find_difference

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
-from torch_testing_ext._machine.accelerators import set_rng_seed
+from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD

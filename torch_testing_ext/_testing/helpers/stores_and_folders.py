@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._machine import accelerators, device_sharing
 from torch_testing_ext._machine.ports import find_free_port, retry_on_connect_failures
 
 from .suite_checks import c10d
@@ -50,7 +50,7 @@ def init_multigpu_helper(world_size: int, backend: str) -> dict[int, list[int]]:
     Ranks that may share devices have one, too.
     """
     count, enough = accelerators.device_count(), accelerators.most_ranks() >= world_size
-    return {rank: [device_rules.device_of(rank, count)] if enough else [] for rank in range(world_size)}
+    return {rank: [device_sharing.device_of(rank, count)] if enough else [] for rank in range(world_size)}
 
 
 tmp_dir: tempfile.TemporaryDirectory[str] | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.flags import LazyVal
+from torch_testing_ext._machine.lazy_values import LazyVal
 
 from . import skips_by_architecture
 from .parametrized import Decorator as Decorator

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as c10d
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import NCCL, uses_nccl
+from torch_testing_ext._machine.backend_names import NCCL, uses_nccl
 
 from .needs import ATTRIBUTE, TEST_SKIPS, F, Need, TestSkip, devices, needs_of, requires, too_few_devices
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import NO_NEEDS, DeviceNeeds
+from torch_testing_ext._machine.device_needs import NO_NEEDS, DeviceNeeds
 
 F = TypeVar("F", bound=Callable[..., Any])
 ATTRIBUTE = "_torch_testing_ext_needs"

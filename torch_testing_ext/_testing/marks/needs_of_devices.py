@@ -5,8 +5,9 @@ A runner leases devices that have it. Without one, all devices that the process 
 
 from collections.abc import Callable
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import DeviceFacts, DeviceNeeds, read_bytes
+from torch_testing_ext._machine import accelerators, device_needs
+from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
+from torch_testing_ext._machine.device_sharing import read_bytes
 
 from .needs import _GENERIC, TEST_SKIPS, F, Need, TestSkip, requires, too_few_devices
 
@@ -45,7 +46,7 @@ def _requires(wanted: DeviceNeeds) -> Callable[[F], F]:
         if count < needed:
             # This holds where ranks share a device, too: it has no connection.
             return too_few_devices(needed)
-        why = device_rules.why_not(_facts(wanted), wanted, count)
+        why = device_needs.why_not(_facts(wanted), wanted, count)
         if why is None:
             return None
         return TestSkip(_GENERIC, f"needs {wanted}: {why}")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of
-from torch_testing_ext._process.project_settings import AUTO
+from torch_testing_ext._process.devices_setting import AUTO
 
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"

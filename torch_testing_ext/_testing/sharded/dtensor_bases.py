@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.device_rules import names_in
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.backend_names import names_in
 from torch_testing_ext._testing.bases import rank_life, shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests
@@ -152,7 +152,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         """Select the rank's device; return it for eager initialisation, which needs a group bound to its device."""
         if accelerators.most_ranks() < self.world_size:
             raise Skipped(too_few_devices(self.world_size))
-        index = device_rules.device_of(self.rank, accelerators.device_count())
+        index = device_sharing.device_of(self.rank, accelerators.device_count())
         torch.accelerator.set_device_index(index)
         return torch.device(self.device_type, index) if eager_init else None
 
@@ -204,7 +204,7 @@ class DTensorContinuousTestBase(DTensorTestMixin, MultiProcContinuousTest):  # t
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         if device_type_for(world_size) != "cpu":
-            torch.accelerator.set_device_index(device_rules.device_of(rank, accelerators.device_count()))
+            torch.accelerator.set_device_index(device_sharing.device_of(rank, accelerators.device_count()))
         super()._init_pg(rank, world_size, rdvz_file)
 
 

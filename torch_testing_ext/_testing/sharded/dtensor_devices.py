@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.flags import ComputedNames
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.shared_names import ComputedNames
 
 DEFAULT_RANKS = 4
 
@@ -37,7 +37,7 @@ def device_type() -> str:
 
 
 def device_type_for(world_size: int) -> str:
-    most = constants.DEVICE_COUNT * device_rules.ranks_per_device()
+    most = constants.DEVICE_COUNT * device_sharing.ranks_per_device()
     enough = accelerators.device_count() > 0 and world_size <= most
     return device_type() if enough else "cpu"
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_testing_ext._machine import accelerators, device_rules
-from torch_testing_ext._machine.accelerators import set_rng_seed
-from torch_testing_ext._machine.flags import ComputedNames
+from torch_testing_ext._machine import accelerators, device_sharing
+from torch_testing_ext._machine.random_state import set_rng_seed
+from torch_testing_ext._machine.shared_names import ComputedNames
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext._torch import compiler_state
@@ -82,7 +82,7 @@ def backend_for(world_size: int) -> str:
 
 def most_ranks_here() -> int:
     """Return how many ranks may use an accelerator, by what torch counts now: a test may have changed that."""
-    return torch.accelerator.device_count() * device_rules.ranks_per_device()
+    return torch.accelerator.device_count() * device_sharing.ranks_per_device()
 
 
 def compute_device(rank: int) -> torch.device:

@@ -10,8 +10,8 @@ import, so its ranks inherit them when they are forked.
 import importlib as _importlib
 import typing as _typing
 
-from torch_testing_ext._machine import flags as _flags
-from torch_testing_ext._machine.flags import share_names as _share
+from torch_testing_ext._machine import flags
+from torch_testing_ext._machine.shared_names import share_names as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
@@ -139,7 +139,7 @@ def __getattr__(name: str) -> _typing.Any:
         globals()[name] = found
         return found
     if name in _FLAGS:
-        return _flags.flag(name)
+        return flags.flag(name)
     if name == "FakeStore":
         return _importlib.import_module("torch_testing_ext._testing.bases.fake_groups").FakeStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._machine import device_rules
+from torch_testing_ext._machine import device_sharing, visible_devices
 from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
 from torch_testing_ext._process import notes, setting_names
 from torch_testing_ext._process.private_folders import UnsafeFolder
@@ -32,9 +32,9 @@ def are_shared(world_size: int) -> bool:
     """Whether ranks share devices, where there are this many of them: only if the user lets them."""
     from torch_testing_ext._machine import accelerators
 
-    if device_rules.RANKS_PER_GPU not in os.environ:
+    if device_sharing.RANKS_PER_GPU not in os.environ:
         return False
-    return device_rules.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
+    return device_sharing.ranks_per_device() > 1 and 0 < accelerators.device_count() < world_size
 
 
 # Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
@@ -72,7 +72,7 @@ def leased_devices(
         yield {}
         return
     kind, names, uuids = ("fake", tuple(fake), {}) if fake else _visible_devices()
-    identities = {name: device_rules.identity_of_device(kind, name, uuids) for name in names}
+    identities = {name: visible_devices.identity_of_device(kind, name, uuids) for name in names}
     locks = _open_locks(identities, owner, other_folder)
     try:
         chosen = _choose(locks, identities, count)
@@ -81,7 +81,7 @@ def leased_devices(
         elif set(chosen) == set(names):
             shown = {}
         else:
-            shown = device_rules.masks_for(chosen, kind)
+            shown = visible_devices.masks_for(chosen, kind)
         leased = [identities[name] for name in chosen]
         _leased_here.identities += leased
         try:
@@ -100,9 +100,9 @@ def _visible_devices() -> tuple[str | None, tuple[str, ...], Mapping[str, str]]:
     kind = accelerators.runtime()
     if kind is None:
         return None, (), {}
-    names = device_rules.visible_names(os.environ, kind, accelerators.device_count())
+    names = visible_devices.visible_names(os.environ, kind, accelerators.device_count())
     uuids = accelerators.device_uuids() if names else ()
-    return kind, names, device_rules.by_uuid(names, uuids)
+    return kind, names, visible_devices.by_uuid(names, uuids)
 
 
 def _open_locks(identities: Mapping[str, str], owner: str, other_folder: Callable[[], Path]) -> DeviceLocks:
@@ -162,7 +162,7 @@ def variables_of(need: DeviceNeed, fake: Sequence[str] = ()) -> Iterator[dict[st
     from torch_testing_ext._machine import accelerators
 
     are_hidden = need.are_hidden and accelerators.device_count() > 0
-    yield device_rules.masks_for((), accelerators.runtime()) if are_hidden else {}
+    yield visible_devices.masks_for((), accelerators.runtime()) if are_hidden else {}
 
 
 class Devices(Aspect):

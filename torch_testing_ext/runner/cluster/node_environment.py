@@ -16,7 +16,8 @@ from pathlib import Path
 import torch_testing_ext
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED
 from torch_testing_ext._machine.device_masks import all_masks
-from torch_testing_ext._process.project_settings import DEVICES_OF_RUN, RUNNER_PREFIX
+from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
+from torch_testing_ext._process.project_settings import RUNNER_PREFIX
 
 from .agent_messages import NodeFacts
 from .ray_actor import digest_of

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from torch_testing_ext._machine.device_rules import bare_uuid
 from torch_testing_ext._machine.nvml import Usage
+from torch_testing_ext._machine.visible_devices import bare_uuid
 from torch_testing_ext._process import system
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.questions import NoAnswer

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import KNOWN
-from torch_testing_ext._process import project_settings, system
-from torch_testing_ext._process.project_settings import (
+from torch_testing_ext._process import devices_setting, system
+from torch_testing_ext._process.project_folder import root_of_checkout
+from torch_testing_ext._process.setting_readers import (
     count,
     count_or_zero,
     one_of,
     read_boolean,
     read_path,
     read_seconds,
-    root_of_checkout,
 )
 from torch_testing_ext.faults import KINDS
 from torch_testing_ext.runner.model import KnownFile, Policy
@@ -182,9 +182,9 @@ class Options:
         ),
     )
     devices: str = field(
-        default=project_settings.AUTO,
+        default=devices_setting.AUTO,
         metadata=_resources(
-            project_settings.read_devices,
+            devices_setting.read_devices,
             "devices of tests that name none: an accelerator for each rank if there are enough, else the CPU; or "
             "always the CPU",
             "auto|cpu",

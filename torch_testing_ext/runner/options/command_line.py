@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.project_settings import read_boolean
+from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._process.words import NEAR
 
 from .all_options import OPTION_TABLE, Options

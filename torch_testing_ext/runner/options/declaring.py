@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch_testing_ext._process.project_settings import read_boolean
+from torch_testing_ext._process.setting_readers import read_boolean
 
 
 class Level(enum.Enum):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.project_settings import files_in, read_toml
+from torch_testing_ext._process.project_folder import files_in
+from torch_testing_ext._process.project_settings import read_toml
 
 _TABLES = (("tool", "pytest", "ini_options"), ("tool", "pytest"), ("pytest",))
 

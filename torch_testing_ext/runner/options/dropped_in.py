@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch_testing_ext._process.project_settings import RUNNER_PREFIX, is_checkout, tests_of_checkout
+from torch_testing_ext._process.project_folder import is_checkout, tests_of_checkout
+from torch_testing_ext._process.project_settings import RUNNER_PREFIX
 
 from .all_options import Options
 from .layers import COMMAND_LINE, DEFAULT

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._machine.device_rules import RANKS_PER_GPU
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
 from torch_testing_ext._process import project_settings, setting_names
 from torch_testing_ext._process.project_settings import RUNNER_PREFIX as PREFIX, SECTION
 from torch_testing_ext._process.words import nearest

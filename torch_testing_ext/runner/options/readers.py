@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
-from torch_testing_ext._process.project_settings import count, read_boolean
+from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext.faults import faults_of_text
 
 from .values import Gpus, Repeat, ShakeSpec, ShardSpec, Shuffle

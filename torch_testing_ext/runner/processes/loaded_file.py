@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
-from torch_testing_ext._machine.device_rules import DeviceNeeds
+from torch_testing_ext._machine.device_needs import DeviceNeeds
 from torch_testing_ext._process import importing, user_commands
 from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.words import first_names

@@ -57,10 +57,10 @@ def warm_up(modules: Iterable[str], collapse: bool) -> str | None:
         # A file that needs the module will report the error.
         with suppress(Exception):
             importlib.import_module(name)
-    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._machine import random_state
     from torch_testing_ext._torch import imported_garbage
 
-    accelerators.prepare_to_seed()
+    random_state.prepare_to_seed()
     file_reads.add_modules()
     imported_garbage.exempt_imported(garbage=2)
     unsafe = fork_safety.prepare_to_fork()
@@ -98,7 +98,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     import torch
 
     from torch_testing_ext._machine import accelerators
-    from torch_testing_ext._machine.device_rules import facts_from
+    from torch_testing_ext._machine.device_needs import facts_from
     from torch_testing_ext._process.questions import NoAnswer
     from torch_testing_ext._torch.devices import cuda_state
 

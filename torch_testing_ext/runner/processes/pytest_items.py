@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._machine.device_rules import DeviceNeeds
+from torch_testing_ext._machine.device_needs import DeviceNeeds
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._pytest_ranks.pytest_internals import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._machine.device_rules import DeviceFacts
+from torch_testing_ext._machine.device_needs import DeviceFacts
 from torch_testing_ext._process import messages, terminal
 from torch_testing_ext._process.channels import WithDescriptors
 from torch_testing_ext._process.ends import describe_exit

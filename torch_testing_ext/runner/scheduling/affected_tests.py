@@ -22,7 +22,7 @@ from typing import Any
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._process import file_reads, messages
-from torch_testing_ext._process.project_settings import SETTINGS_FILES
+from torch_testing_ext._process.project_folder import SETTINGS_FILES
 from torch_testing_ext._process.terminal_variables import is_of_terminal
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.model import Test, TestId

@@ -6,19 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch_testing_ext._machine.device_rules import (
-    RANKS_PER_GPU,
-    DeviceFacts,
-    bare_uuid,
-    by_uuid,
-    facts_of_chosen,
-    identity_of_device,
-    masks_for,
-    shared_backend,
-    visible_names,
-    why_too_many,
-)
+from torch_testing_ext._machine.device_needs import DeviceFacts, facts_of_chosen
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU, shared_backend, why_too_many
 from torch_testing_ext._machine.nvml import Gpu, nvlinks
+from torch_testing_ext._machine.visible_devices import bare_uuid, by_uuid, identity_of_device, masks_for, visible_names
 from torch_testing_ext._process import setting_names
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Lease, NodeOfRun

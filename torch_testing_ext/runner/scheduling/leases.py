@@ -6,10 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch_testing_ext._machine.device_rules import (
-    DeviceFacts,
-    groups_that_meet,
-)
+from torch_testing_ext._machine.device_needs import DeviceFacts, groups_that_meet
 from torch_testing_ext.runner.model import Lease, Unit
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
-from torch_testing_ext._machine.device_rules import why_not
+from torch_testing_ext._machine.device_needs import why_not
 from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
 from torch_testing_ext.runner.model import (
     Attempt,

@@ -22,14 +22,9 @@ from kit.with_accelerators import KIND, with_accelerators
 
 import torch_testing_ext._machine.fake_accelerator as names
 from torch_testing_ext import _torch
-from torch_testing_ext._machine.fake_accelerator import building, registering, starting
-from torch_testing_ext._machine.fake_accelerator.building import (
-    Compiler,
-    FakeAcceleratorError,
-    SharedMemory,
-    Torch,
-    key_of,
-)
+from torch_testing_ext._machine.fake_accelerator import building, registering, shared_memory, starting
+from torch_testing_ext._machine.fake_accelerator.building import Compiler, FakeAcceleratorError, Torch, key_of
+from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
 from torch_testing_ext._torch.devices import build_options
 from torch_testing_ext.common_utils import run_tests
@@ -342,7 +337,7 @@ class RunnerOptionTest(BuildingCase):
 class SharedMemoryTest(FolderCase):
     def test_what_a_process_had_is_free_when_it_has_ended(self) -> None:
         file = self.root / "memory"
-        building.make_file(file)
+        shared_memory.make_file(file)
         locked, end = os.pipe(), os.pipe()
         pid = os.fork()
         if pid == 0:

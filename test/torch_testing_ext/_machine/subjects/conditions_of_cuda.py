@@ -1,7 +1,7 @@
 import fake_cuda
 
 from torch_testing_ext import common_cuda, common_device_type
-from torch_testing_ext._machine.flags import LazyVal
+from torch_testing_ext._machine.lazy_values import LazyVal
 from torch_testing_ext._torch.devices.first_accelerator_use import first_use
 
 lazy = {name: bool(value) for name, value in vars(common_cuda).items() if isinstance(value, LazyVal)}

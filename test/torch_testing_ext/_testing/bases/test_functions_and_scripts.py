@@ -22,7 +22,7 @@ from kit.processes import output_of_python
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED
 from torch_testing_ext._process import system
-from torch_testing_ext._process.project_settings import DEVICES_OF_RUN
+from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext._testing.bases import spawned_functions
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests

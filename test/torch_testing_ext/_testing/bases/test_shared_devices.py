@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import accelerators, device_rules
+from torch_testing_ext._machine import accelerators, device_sharing
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks.needs import Skipped
 from torch_testing_ext._testing.sharded import dtensor_devices, fsdp_devices
@@ -34,7 +34,7 @@ GIB = 2**30
 def one_gpu(ranks, nccl=(2, 28, 9)):
     """One accelerator that does not exist, for so many ranks."""
     return (
-        mock.patch.dict(os.environ, {device_rules.RANKS_PER_GPU: str(ranks)}),
+        mock.patch.dict(os.environ, {device_sharing.RANKS_PER_GPU: str(ranks)}),
         mock.patch.multiple(accelerators, device_count=lambda: 1, accelerator_type=lambda: "cuda"),
         mock.patch.object(cuda_state, "nccl_version", lambda: nccl),
     )
@@ -132,7 +132,9 @@ class BeginTest(OneGpuCase):
     def test_over_gloo(self):
         self.use(*one_gpu(4))
         self.begin(3, 4)
-        self.assertEqual(self.calls, [("set_device", 0), (round((20 * GIB - device_rules.CONTEXT) / (80 * GIB), 4), 0)])
+        self.assertEqual(
+            self.calls, [("set_device", 0), (round((20 * GIB - device_sharing.CONTEXT) / (80 * GIB), 4), 0)]
+        )
         self.assertEqual(self.folded, [1])
         self.assertEqual(dist.Backend.default_device_backend_map["cuda"], "gloo")
         self.assertNotIn("NCCL_MULTI_RANK_GPU_ENABLE", os.environ)
@@ -231,7 +233,7 @@ class BasesTest(OneGpuCase):
 
         self.use(*one_gpu(4))
         self.assertIsNone(Plain("test_it")._known_skip())
-        with mock.patch.dict(os.environ, {device_rules.RANKS_PER_GPU: "2"}):
+        with mock.patch.dict(os.environ, {device_sharing.RANKS_PER_GPU: "2"}):
             self.assertIsNotNone(Plain("test_it")._known_skip())
 
 

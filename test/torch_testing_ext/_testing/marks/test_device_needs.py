@@ -8,7 +8,7 @@ import unittest
 from unittest import mock
 
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._machine.device_rules import DeviceFacts
+from torch_testing_ext._machine.device_needs import DeviceFacts
 from torch_testing_ext._machine.nvml import Gpu, with_nvlinks
 from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext._testing.marks.needs import Skipped, needs_of

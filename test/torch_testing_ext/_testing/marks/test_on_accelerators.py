@@ -16,7 +16,7 @@ import torch
 from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases, with_accelerators
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import accelerators, device_rules, flags
+from torch_testing_ext._machine import accelerators, device_sharing, flags, random_state, visible_devices
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED, DeviceLocks
 from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
@@ -106,7 +106,7 @@ class TestNumbers(unittest.TestCase):
                 found.append([distributed_needs.at_least_x_gpu(0), distributed_needs.at_least_x_gpu(2)])
         self.assertEqual(found, [[False, False], [True, False], [True, True], [True, True]])
 
-    @with_accelerators(2, **{device_rules.RANKS_PER_GPU: "2"})
+    @with_accelerators(2, **{device_sharing.RANKS_PER_GPU: "2"})
     def test_shared(self):
         self.assertEqual(accelerators.most_ranks(), 4)
         self.assertEqual([accelerators.ranks_for(needed) for needed in (1, 3, 4, 9)], [2, 3, 4, 4])
@@ -216,8 +216,8 @@ class TestRanks(unittest.TestCase):
     def test_masks(self):
         for devices, world_size, expected in (
             ("auto", 2, (None, 2)),
-            ("auto", 3, (device_rules.NONE, 0)),
-            (0, 2, (device_rules.NONE, 0)),
+            ("auto", 3, (visible_devices.NONE, 0)),
+            (0, 2, (visible_devices.NONE, 0)),
             (1, 2, ("0", 1)),
             (2, 2, (None, 2)),
             (None, 2, (None, 2)),
@@ -480,7 +480,7 @@ class TestSeeds(unittest.TestCase):
     @with_accelerators(2)
     def test_devices_are_seeded_and_not_used(self):
         with mock.patch.object(torch.get_device_module(KIND), "manual_seed_all") as seed:
-            accelerators.set_rng_seed(7)
+            random_state.set_rng_seed(7)
         seed.assert_called_once_with(7)
         self.assertIsNone(accelerators.unsafe_to_fork())
 
@@ -492,7 +492,7 @@ class TestSeeds(unittest.TestCase):
             mock.patch.object(module, "get_rng_state", lambda: state, create=True),
             mock.patch.object(module, "set_rng_state", create=True) as put,
         ):
-            accelerators.RandomState().restore()
+            random_state.RandomState().restore()
         put.assert_called_once_with(state)
 
 
