@@ -21,14 +21,12 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import (
 )
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU, ranks_per_device
-from torch_testing_ext._process import messages, project_settings, setting_names
+from torch_testing_ext._process import messages, setting_names
+from torch_testing_ext._process.project_settings import RUNNER_PREFIX
 from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT, PREFIX
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults import Sweep
 from torch_testing_ext.launch.jobs import Job, Sanitize
-
-# Options of the runner, which reads and checks them itself.
-RUNNER_PREFIX = project_settings.RUNNER_PREFIX
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from kit.files import FolderCase
 
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.setting_names import PREFIX
+from torch_testing_ext._process.project_settings import RUNNER_PREFIX
 from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.runner import rank_settings, run_again
 from torch_testing_ext.runner.options import (
@@ -411,8 +411,7 @@ class LayersTest(OptionsCase):
         self.assertRefused("pyproject.toml cannot be read")
 
     def test_ranks_accept_the_variables_of_the_runner(self):
-        self.assertEqual(launch_settings.RUNNER_PREFIX, PREFIX)
-        launch_settings.read_settings({PREFIX + "JOBS": "3"})
+        launch_settings.read_settings({RUNNER_PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
             launch_settings.read_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
 

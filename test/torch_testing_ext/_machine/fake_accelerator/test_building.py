@@ -9,6 +9,7 @@ import os
 import queue
 import struct
 import sys
+import sysconfig
 import threading
 import unittest
 from contextlib import AbstractContextManager
@@ -189,6 +190,8 @@ class FaultsTest(BuildingCase):
             self.assertRegex(self.refused(), "^CXX=.*no_program cannot be run .*: install one")
 
     def test_no_headers_of_python(self) -> None:
+        # These need the paths, and are kept from then on.
+        sysconfig.get_config_vars()
         with mock.patch("sysconfig.get_paths", return_value={"include": str(self.root)}):
             self.assertRegex(self.refused(), r"Python.h is not in .*: install the headers of Python \(python3")
 
