@@ -1,35 +1,58 @@
-"""Counts what a reader of the package meets: files, imports, density, rooms, and what is large.
+"""Counts how much there is to own in the package: what a change touches, what a story opens, and what is private.
 
     python docs/tools/house.py [--check] [PACKAGE]
 
-Prints for the package how many files, lines and imports it has, and its largest classes and functions. With --check, it
-compares the counts with the limits below, and exits with 1 if one is exceeded.
+Prints a table of counts. With --check, it compares them with the limits below, and exits with 1 if one is exceeded.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "torch_testing_ext"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "torch_testing_ext"
+# The page with the stories: what runs between a fault and the message about it.
+TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 
+# By aspect of a test: the beginnings of its words, as regular expressions.
+ASPECTS: Mapping[str, Sequence[str]] = {
+    "sweeps": ("drill", "sweep"),
+    "faults": ("fault",),
+    "the sanitizer": ("sanitize",),
+    # Every test in ranks has a world_size.
+    "worlds": ("world(?!_size)",),
+    "the debugger": ("debug",),
+}
+STORIES = ("A rank raises", "A worker is killed", "A function with `world_size` fails")
+# The only folder that may know private names of torch.
+KNOWS_TORCH = "_torch/"
 
-# The most that each count may be. Lower a limit when the package has become better; never raise one.
-LIMITS: Mapping[str, float] = {
-    "nodes on a line of code": 9.9,
-    "rooms": 15,
+# The most that each count may be. Lower a limit when the package has become better; never raise one. The tour
+# has those of the stories, next to their files.
+LIMITS: Mapping[str, int] = {
+    "files that name sweeps": 26,
+    "files that name faults": 71,
+    "files that name the sanitizer": 64,
+    "files that name worlds": 81,
+    "files that name the debugger": 29,
+    "modules that make attempts of tests": 2,
+    "hosts with a judge of their own": 5,
+    "sections under a ruler": 110,
+    "global statements": 26,
+    "files outside _torch/ with private names of torch": 6,
+    "syntax nodes": 468_000,
 }
 
-# What is worth a look: sizes above these are listed.
-MOST_METHODS = 20
-MOST_ATTRIBUTES = 12
-MOST_LINES_OF_FUNCTION = 45
-
-MIRROR = "PyTorch's names"
+# A title between two rulers, or after a short one.
+SECTION = re.compile(r"^# ?[-=]{10,}\n# .+\n|^# -- .+$", re.MULTILINE)
+# A row of a story.
+ROW = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -39,32 +62,6 @@ class Source:
     name: str
     text: str
     tree: ast.Module
-
-    @property
-    def lines(self) -> int:
-        return len(self.text.splitlines())
-
-    @property
-    def room(self) -> str | None:
-        """The top-level folder; one for all modules that have PyTorch's names; None for other files at the root."""
-        folder, below, _ = self.name.partition("/")
-        if folder.startswith("common_") or folder in (
-            "distributed",
-            "two_tensor.py",
-            "hypothesis_utils.py",
-            "ranks.py",
-        ):
-            return MIRROR
-        return folder if below else None
-
-
-@dataclass(frozen=True)
-class House:
-    """All that is counted in a package."""
-
-    counts: dict[str, float]
-    rooms: list[str]
-    large: list[str]
 
 
 def read(package: Path) -> list[Source]:
@@ -76,94 +73,94 @@ def read(package: Path) -> list[Source]:
     return sources
 
 
-def count(sources: Sequence[Source]) -> House:
-    """Count files, lines, imports, nodes and rooms, and list classes and functions that are large."""
-    nodes = [node for source in sources for node in ast.walk(source.tree)]
-    lines = sum(source.lines for source in sources)
-    imports = sum(isinstance(node, (ast.Import, ast.ImportFrom)) for node in nodes)
-    lines_of_code = sum(len(list(code_of(source))) for source in sources)
-    rooms = sorted({source.room for source in sources if source.room is not None})
+def count(sources: Sequence[Source], tour: str) -> dict[str, int]:
+    """All counts of a package with these files, whose stories are told on the page `tour`."""
     counts = {
-        "files": len(sources),
-        "lines": lines,
-        "lines a file": lines / max(1, len(sources)),
-        "lines of the longest file": max((source.lines for source in sources), default=0),
-        "lines of code": lines_of_code,
-        "imports per 1,000 lines": 1000 * imports / max(1, lines),
-        "nodes on a line of code": len(nodes) / max(1, lines_of_code),
-        "rooms": len(rooms),
+        f"files that name {aspect}": sum(names(source, words) for source in sources)
+        for aspect, words in ASPECTS.items()
     }
-    return House(counts, rooms, [line for source in sources for line in large_in(source)])
-
-
-def code_of(source: Source) -> Iterator[int]:
-    """The numbers of the lines that are neither blank nor a comment nor part of a docstring."""
-    docstrings: set[int] = set()
-    for node in ast.walk(source.tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            docstrings.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    for number, line in enumerate(source.text.splitlines(), 1):
-        if line.strip() and not line.strip().startswith("#") and number not in docstrings:
-            yield number
-
-
-def large_in(source: Source) -> Iterator[str]:
-    """A line for each class with many methods or attributes, and for each long function."""
-    for node in ast.walk(source.tree):
-        match node:
-            case ast.ClassDef():
-                methods, attributes = len(methods_of(node)), len(attributes_of(node))
-                if methods > MOST_METHODS or attributes > MOST_ATTRIBUTES:
-                    yield f"{source.name}:{node.lineno} {node.name}: {methods} methods, {attributes} attributes"
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > MOST_LINES_OF_FUNCTION:
-                    yield f"{source.name}:{node.lineno} {node.name}: {lines} lines"
-
-
-def methods_of(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions that a class defines."""
-    return [function for function in node.body if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))]
-
-
-def attributes_of(node: ast.ClassDef) -> set[str]:
-    """The fields that a class declares, and what its methods assign to `self`."""
-    names = {
-        statement.target.id
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    lines = {source.name: len(source.text.splitlines()) for source in sources}
+    for story in STORIES:
+        files = files_of_story(tour, story)
+        counts[f"files of the story {story!r}"] = len(files)
+        counts[f"lines of the story {story!r}"] = sum(lines.get(file, 0) for file in files)
+    nodes = [node for source in sources for node in ast.walk(source.tree)]
+    return counts | {
+        "modules that make attempts of tests": sum(makes_attempts(source) for source in sources),
+        "hosts with a judge of their own": sum(judges_attempts(node) for node in nodes),
+        "sections under a ruler": sum(len(SECTION.findall(source.text)) for source in sources),
+        "global statements": sum(isinstance(node, ast.Global) for node in nodes),
+        f"files outside {KNOWS_TORCH} with private names of torch": sum(
+            not source.name.startswith(KNOWS_TORCH) and any(private_names(source.tree)) for source in sources
+        ),
+        "syntax nodes": len(nodes),
     }
-    for method in methods_of(node):
-        first = next((argument.arg for argument in [*method.args.posonlyargs, *method.args.args]), None)
-        for part in ast.walk(method):
-            match part:
-                case ast.Attribute(ast.Name(owner), name, ast.Store()) if owner == first:
-                    names.add(name)
-    return names
 
 
-def report(house: House) -> Iterator[str]:
-    """The counts as text, the rooms, and what is large."""
-    for name, value in house.counts.items():
-        yield f"{name}: {_number(value)}"
-    yield f"  {', '.join(house.rooms)}"
-    yield (
-        f"classes of more than {MOST_METHODS} methods or {MOST_ATTRIBUTES} attributes, "
-        f"functions of more than {MOST_LINES_OF_FUNCTION} lines: {len(house.large)}"
+def names(source: Source, words: Sequence[str]) -> bool:
+    """Whether a word of the file begins with one of `words`, also after an underscore."""
+    return re.search(rf"\b_?(?:{'|'.join(words)})", source.text) is not None
+
+
+def files_of_story(tour: str, story: str) -> set[str]:
+    """The files in the table of a story."""
+    section = re.split(r"^#+ ", tour.partition(f"# {story}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    return {*ROW.findall(section)}
+
+
+def makes_attempts(source: Source) -> bool:
+    """Whether a module makes attempts of tests in ranks, as the session does."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "RankAttempt"
+        for node in ast.walk(source.tree)
     )
-    yield from (f"  {line}" for line in house.large)
 
 
-def exceeded(house: House, limits: Mapping[str, float] = LIMITS) -> Iterator[str]:
+def judges_attempts(node: ast.AST) -> bool:
+    """Whether a node is a class that inherits, and overrides `judge` of a host."""
+    if not isinstance(node, ast.ClassDef) or not node.bases:
+        return False
+    methods = [method for method in node.body if isinstance(method, ast.FunctionDef) and method.name == "judge"]
+    return any([argument.arg for argument in method.args.args] == ["self", "attempt"] for method in methods)
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """The private names of torch that a file imports, or takes from a module that it has imported or named again."""
+    modules = {"torch"}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                for alias in node.names:
+                    if is_of_torch(alias.name):
+                        modules.add(alias.asname or "torch")
+                        yield from filter(is_private, [alias.name])
+            case ast.ImportFrom(module=str(module), level=0) if is_of_torch(module):
+                modules.update(alias.asname or alias.name for alias in node.names)
+                yield from filter(is_private, (f"{module}.{alias.name}" for alias in node.names))
+            case ast.Assign([ast.Name(name)], ast.Name(value)) | ast.AnnAssign(ast.Name(name), value=ast.Name(value)):
+                if value in modules:
+                    modules.add(name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            if dotted.partition(".")[0] in modules and is_private(dotted):
+                yield dotted
+
+
+def is_of_torch(module: str) -> bool:
+    return module.partition(".")[0] == "torch"
+
+
+def is_private(dotted: str) -> bool:
+    """Whether a part of a dotted name is private."""
+    return any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
+
+
+def exceeded(counts: Mapping[str, int], limits: Mapping[str, int] = LIMITS) -> Iterator[str]:
     """A sentence for each limit that a package exceeds."""
     for name, most in limits.items():
-        value = house.counts[name]
-        if value > most:
-            yield f"{name}: {_number(value)}, more than {_number(most)}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}".rstrip("0").rstrip(".")
+        if counts[name] > most:
+            yield f"{name}: {counts[name]:,}, more than {most:,}"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -172,11 +169,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("package", metavar="PACKAGE", nargs="?", type=Path, default=PACKAGE)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a limit is exceeded")
     options = parser.parse_args(words)
-    house = count(read(options.package))
-    print(*report(house), sep="\n")
+    counts = count(read(options.package), TOUR.read_text(encoding="utf-8"))
+    width = max(map(len, counts))
+    print(*(f"{name:{width}} {number:>9,}" for name, number in counts.items()), sep="\n")
     if not options.check:
         return 0
-    sentences = [*exceeded(house)]
+    sentences = [*exceeded(counts)]
     print(*sentences, sep="\n", end="\n" if sentences else "")
     return int(bool(sentences))
 

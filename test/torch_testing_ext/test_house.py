@@ -8,7 +8,6 @@ import tempfile
 import textwrap
 import unittest
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -20,6 +19,23 @@ sys.path.insert(0, str(ROOT / "docs" / "tools"))
 
 import house  # noqa: E402
 
+TOUR = """\
+### A rank raises
+
+A text with `launch/c.py`.
+
+| file | what it does here |
+| --- | --- |
+| `launch/a.py` | It knows `launch/c.py`. |
+| `launch/b.py` | |
+
+### A worker is killed
+
+| file | what it does here |
+| --- | --- |
+| `launch/b.py` | |
+"""
+
 
 def source_of(text, name="launch/a.py"):
     text = textwrap.dedent(text)
@@ -27,147 +43,107 @@ def source_of(text, name="launch/a.py"):
 
 
 def counts_of(*texts):
-    return house.count([source_of(text, f"launch/m{number}.py") for number, text in enumerate(texts)]).counts
+    return house.count(
+        [source_of(text, f"launch/{name}.py") for name, text in zip("abcdef", texts, strict=False)], TOUR
+    )
 
 
 class CountsTest(unittest.TestCase):
-    def test_files_and_lines(self):
-        counts = counts_of("a = 1\n", "a = 1\nb = 2\n\n")
-        self.assertEqual((counts["files"], counts["lines"], counts["lines a file"]), (2, 4, 2.0))
-        self.assertEqual(counts["lines of the longest file"], 3)
-
-    def test_imports_wherever_they_are(self):
-        counts = counts_of(
-            """\
-            import os, sys
-            from a import (
-                b,
-                c,
-            )
-
-            def f():
-                from . import late
-                return "import os"
-
-            """
-        )
-        self.assertEqual(counts["imports per 1,000 lines"], 300.0)
-
-    def test_lines_of_code(self):
-        text = '''\
-            """The module.
-
-            More of it.
-            """
-
-            # a comment
-            a = 1  # at the end of a line
-
-
-            class C:
-                """The class."""
-
-                def f(self):
-                    """The function."""
-                    return """a string
-                    that is no docstring"""
-            '''
-        self.assertEqual([*house.code_of(source_of(text))], [7, 10, 13, 15, 16])
-
-    def test_nodes_on_a_line(self):
-        # Module, Assign, Name, Store, Constant
-        self.assertEqual(counts_of("a = 1\n")["nodes on a line of code"], 5.0)
-        # One node for the module, four for each assignment.
-        self.assertEqual(counts_of("a = 1\n\n# why\nb = 2\n")["nodes on a line of code"], 4.5)
-
-    def test_rooms(self):
-        for name, room in (
-            ("launch/in_rank.py", "launch"),
-            ("runner/report/text.py", "runner"),
-            ("_process/__init__.py", "_process"),
-            ("common_utils.py", house.MIRROR),
-            ("two_tensor.py", house.MIRROR),
-            ("hypothesis_utils.py", house.MIRROR),
-            ("ranks.py", house.MIRROR),
-            ("distributed/_tensor/common_dtensor.py", house.MIRROR),
-            ("__init__.py", None),
-            ("__main__.py", None),
-            ("pytest_plugin.py", None),
+    def test_aspects(self):
+        for text, aspects in (
+            ("faults = 1", ["faults"]),
+            ("# a fault", ["faults"]),
+            ("_faulty = 1", ["faults"]),
+            ("default = 1", []),
+            ("drills = sweep = 1", ["sweeps"]),
+            ("from a.sanitizer import b", ["the sanitizer"]),
+            ("x.sanitized = debugger", ["the sanitizer", "the debugger"]),
+            ("world_size = 2", []),
+            ("worlds = world_size", ["worlds"]),
         ):
-            with self.subTest(name=name):
-                self.assertEqual(source_of("", name).room, room)
-        names = ("a/x.py", "a/y.py", "b/x.py", "common_utils.py", "distributed/x.py", "__init__.py")
-        found = house.count([source_of("", name) for name in names])
-        self.assertEqual((found.rooms, found.counts["rooms"]), (["PyTorch's names", "a", "b"], 3))
+            with self.subTest(text):
+                counts = counts_of(text, "a = 1")
+                found = [aspect for aspect in house.ASPECTS if counts[f"files that name {aspect}"] == 1]
+                self.assertEqual(found, aspects)
+
+    def test_stories(self):
+        counts = counts_of("a = 1\n", "a = 1\nb = 2\n", "c = 3\n" * 9)
+        self.assertEqual(
+            (counts["files of the story 'A rank raises'"], counts["lines of the story 'A rank raises'"]), (2, 3)
+        )
+        self.assertEqual(counts["files of the story 'A worker is killed'"], 1)
+        self.assertEqual(counts["lines of the story 'A worker is killed'"], 2)
+
+    def test_attempts(self):
+        counts = counts_of("RankAttempt(1)\nRankAttempt(2)", "from a import RankAttempt", "x = RankAttempt()")
+        self.assertEqual(counts["modules that make attempts of tests"], 2)
+
+    def test_judges(self):
+        method = "    def judge(self, attempt):\n        pass\n"
+        other = "    def judge(self, case):\n        pass\n"
+        counts = counts_of(f"class Host:\n{method}", f"class A(Host):\n{method}", f"class B(Host):\n{other}")
+        self.assertEqual(counts["hosts with a judge of their own"], 1)
+
+    def test_sections(self):
+        ruler = "# " + "-" * 100
+        text = f"a = 1\n\n{ruler}\n# one\n{ruler}\n\n# -- two\nb = 1  # -- no\n# ----\n"
+        self.assertEqual(counts_of(text)["sections under a ruler"], 2)
+
+    def test_global_statements_and_nodes(self):
+        # Module, Assign, Name, Store, Constant
+        self.assertEqual(counts_of("a = 1\n")["syntax nodes"], 5)
+        self.assertEqual(counts_of("def f():\n    global a, b\n    global c\n")["global statements"], 2)
+
+    def test_private_names_of_torch(self):
+        for text, found in (
+            ("import torch\ntorch._C.f()", {"torch._C", "torch._C.f"}),
+            ("import torch._dynamo", {"torch._dynamo"}),
+            ("import torch.distributed as dist\nc10d: Any = dist\nc10d.a._b", {"c10d.a._b"}),
+            ("from torch.distributed import _tensor", {"torch.distributed._tensor"}),
+            ("from torch.utils import data as d\nd._x(1)", {"d._x"}),
+            ("def f():\n    from torch._inductor import config", {"torch._inductor.config"}),
+            ("import torch\ntorch.__version__\ntorch.a.b", set()),
+            ("from torch_testing_ext import _torch\nfrom . import _a\n_torch.b\nself._torch", set()),
+            ("'torch._C'", set()),
+        ):
+            with self.subTest(text):
+                self.assertEqual({*house.private_names(ast.parse(text))}, found)
+        sources = [source_of("import torch._C", name) for name in ("_torch/a.py", "a.py", "launch/_torch/b.py")]
+        self.assertEqual(house.count(sources, TOUR)["files outside _torch/ with private names of torch"], 2)
 
     def test_an_empty_package(self):
-        self.assertEqual(set(house.count([]).counts.values()), {0})
-
-
-class LargeTest(unittest.TestCase):
-    def large(self, text):
-        return [*house.large_in(source_of(text))]
-
-    def test_methods(self):
-        methods = "".join(f"    def m{number}(self): ...\n" for number in range(20))
-        self.assertEqual(self.large(f"class C:\n{methods}"), [])
-        more = f"class C:\n{methods}    async def one_more(self): ...\n"
-        self.assertEqual(self.large(more), ["launch/a.py:1 C: 21 methods, 0 attributes"])
-
-    def test_attributes(self):
-        fields = "".join(f"    f{number}: int = 0\n" for number in range(6))
-        assigned = "".join(f"        self.a{number} = self.a{number}, x.other = 0, 1\n" for number in range(6))
-        init = f"    def __init__(self, x):\n{assigned}"
-        self.assertEqual(self.large(f"class C:\n{fields}{init}"), [])
-        late = "    def later(self):\n        with x as self.thirteenth: pass\n"
-        self.assertEqual(self.large(f"class C:\n{fields}{init}{late}"), ["launch/a.py:1 C: 2 methods, 13 attributes"])
-
-    def test_functions(self):
-        body = "    x = 1\n" * 44
-        self.assertEqual(self.large(f"def f():\n{body}"), [])
-        self.assertEqual(self.large(f"# above\n@decorated\ndef f():\n{body}    y = 1\n"), ["launch/a.py:3 f: 46 lines"])
+        counts = house.count([], "")
+        self.assertEqual(set(counts.values()), {0})
+        self.assertEqual({*house.LIMITS}, {name for name in counts if "story" not in name}, "every count has a limit")
 
 
 class CheckTest(unittest.TestCase):
-    LIMITS: ClassVar = {"files": 1, "rooms": 1, "nodes on a line of code": 5}
-
     def test_exceeded(self):
-        kept = house.count([source_of("a = 1\n")])
-        self.assertEqual([*house.exceeded(kept, self.LIMITS)], [])
-        two = house.count([source_of("a = 1\n"), source_of("a = b.c(1, 2)\n", "runner/b.py")])
-        self.assertEqual(
-            [*house.exceeded(two, self.LIMITS)],
-            [
-                "files: 2, more than 1",
-                "rooms: 2, more than 1",
-                "nodes on a line of code: 8, more than 5",
-            ],
-        )
-
-    def test_limits_name_counts(self):
-        counts = house.count([]).counts
-        self.assertEqual(house.LIMITS.keys() - set(counts), set())
+        counts = {"files": 2_000, "lines": 5}
+        self.assertEqual([*house.exceeded(counts, {"files": 2_000})], [])
+        self.assertEqual([*house.exceeded(counts, {"files": 1_999, "lines": 5})], ["files: 2,000, more than 1,999"])
 
     def run_main(self, source, *words):
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as out:
-            Path(folder, "dense.py").write_text(source)
+            Path(folder, "a.py").write_text(source)
             code = house.main([*words, folder])
         return code, out.getvalue()
 
     def test_main(self):
-        dense = "a = [b(c, d), e.f[g]]\n" * 800
-        self.assertEqual(self.run_main("a = 1\n" * 800, "--check")[0], 0)
-        code, out = self.run_main(dense, "--check")
+        many = "def f():\n    global a\n" * 100
+        self.assertEqual(self.run_main("a = 1\n", "--check")[0], 0)
+        code, out = self.run_main(many, "--check")
         self.assertEqual(code, 1)
-        self.assertRegex(out, r"\nnodes on a line of code: [\d.]+, more than 9.9\n")
-        code, out = self.run_main(dense)
+        self.assertRegex(out, r"\nglobal statements: 100, more than \d+\n$")
+        code, out = self.run_main(many)
         self.assertEqual(code, 0)
-        self.assertIn("files: 1\nlines: 800\n", out)
-        self.assertNotIn("more than 9.9", out)
+        self.assertRegex(out, r"\nglobal statements +100\n")
+        self.assertNotIn("more than", out)
 
     @pytest.mark.slow
     def test_the_package_keeps_its_limits(self):
-        self.assertEqual([*house.exceeded(house.count(house.read(house.PACKAGE)))], [])
+        counts = house.count(house.read(house.PACKAGE), house.TOUR.read_text(encoding="utf-8"))
+        self.assertEqual([*house.exceeded(counts)], [])
 
 
 if __name__ == "__main__":
