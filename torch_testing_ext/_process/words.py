@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 Key = TypeVar("Key")
-Value = TypeVar("Value")
+Element = TypeVar("Element")
 
 # Lines of a text with a line for each rank; in a larger world, ranks that did the same share one.
 MOST_LINES = 8
@@ -107,15 +107,15 @@ def verb_for(ranks: Sized, of_one: str, of_several: str) -> str:
     return of_one if len(ranks) == 1 else of_several
 
 
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+def grouped(pairs: Iterable[tuple[Key, Element]]) -> dict[Key, list[Element]]:
     """The values of each key, in the order in which they come: most texts begin with what ranks did alike."""
-    groups: dict[Key, list[Value]] = {}
+    groups: dict[Key, list[Element]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
 
 
-def group_by(items: Sequence[Value], key: Callable[[Value], object]) -> list[list[Value]]:
+def group_by(items: Sequence[Element], key: Callable[[Element], object]) -> list[list[Element]]:
     """Items with equal keys together, in the order of each group's first item."""
     return list(grouped((key(item), item) for item in items).values())
 
