@@ -44,7 +44,7 @@ import vendoring
 from libcst.helpers import get_full_name_for_node
 from vendoring import INSTEAD
 
-from torch_testing_ext.upstream import mapping, rewriting
+from torch_testing_ext.upstream import defined_names, imported_files
 from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, module_on, moved_name, source_of
 
 # The lines at the top of a file by which PyTorch finds its owners, and says whose it is.
@@ -87,14 +87,14 @@ class OutgoingFile:
 
 def prepare(file: Path, checkout: Path) -> OutgoingFile:
     """Rewrite a file for the checkout, and collect the names that the checkout lacks."""
-    rewritten = for_pytorch(rewriting.read_file(file), file)
+    rewritten = for_pytorch(imported_files.read_file(file), file)
     unmapped = set(only_of_their_side(rewritten.uses, Side.THEIRS))
     refused = tuple(
         Refusal(file, use.line, _our_name(use))
         for use in rewritten.uses
         if use in unmapped or not _exists(use, checkout)
     )
-    path = rewriting.TESTS / rewriting.below_tests(file)
+    path = imported_files.TESTS / imported_files.below_tests(file)
     target = checkout / path
     there = target.read_bytes() if target.is_file() else None
     source = rewritten.source if rewritten.source == there else formatted(rewritten.source, there)
@@ -122,7 +122,7 @@ def _our_name(use: Use) -> str:
 
 def _exists(use: Use, checkout: Path) -> bool:
     source = source_of(use.module, checkout)
-    return source is not None and (use.name in ("", STAR) or use.name in mapping.defined_in(source))
+    return source is not None and (use.name in ("", STAR) or use.name in defined_names.defined_in(source))
 
 
 def _convention_notes(source: bytes, there: bytes | None) -> Iterator[str]:
@@ -173,7 +173,7 @@ def common_files(ours: Path, checkout: Path) -> list[Path]:
     """Our test files that also exist in the checkout."""
     if not ours.is_dir():
         raise UserError(f"{ours} is not a directory; name the files to send")
-    there = checkout / rewriting.TESTS
+    there = checkout / imported_files.TESTS
     return [file for file in sorted(ours.rglob("*.py")) if (there / file.relative_to(ours)).is_file()]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_testing_ext.upstream import mapping
+from torch_testing_ext.upstream import defined_names
 from torch_testing_ext.upstream.mapping import OUR_KIT, PACKAGE, Side, UserError, module_on, source_of
 
 # Names that exist only here: what a file that is sent to PyTorch uses instead. The longest matching name counts.
@@ -86,7 +86,7 @@ class _Helper:
                 self.definitions[name] = code
 
     def _take_dependencies(self, name: str, node: ast.stmt, source: Path) -> None:
-        for other in sorted(_names_in(node) & mapping.defined_in(source).keys() - {name}):
+        for other in sorted(_names_in(node) & defined_names.defined_in(source).keys() - {name}):
             if not self._has(other):
                 self.take(other, source)
 
@@ -106,15 +106,15 @@ class _Helper:
 
     def _has(self, name: str) -> bool:
         """Whether PyTorch's module has this name with the same meaning."""
-        kind = mapping.defined_in(self.file).get(name)
-        its_own = kind in (mapping.NameKind.CLASS, mapping.NameKind.FUNCTION, mapping.NameKind.VALUE)
+        kind = defined_names.defined_in(self.file).get(name)
+        its_own = kind in (defined_names.NameKind.CLASS, defined_names.NameKind.FUNCTION, defined_names.NameKind.VALUE)
         if its_own and not self._is_mirrored(name):
             raise _CannotVendor(f"it needs our {name}, but {self.file.name} defines another {name}")
         return kind is not None or hasattr(builtins, name)
 
     def _is_mirrored(self, name: str) -> bool:
         """Whether our mirror module offers this name as PyTorch's."""
-        ours = reexported_in(self.mirror_source) | mapping.defined_in(self.mirror_source).keys()
+        ours = reexported_in(self.mirror_source) | defined_names.defined_in(self.mirror_source).keys()
         return name in ours and f"{self.mirror}.{name}" not in INSTEAD
 
     def extended(self) -> bytes:
@@ -122,7 +122,7 @@ class _Helper:
         text = self.file.read_bytes().decode()
         newline = "\r\n" if "\r\n" in text else "\n"
         lines = text.splitlines(keepends=True)
-        known = mapping.defined_in(self.file)
+        known = defined_names.defined_in(self.file)
         at = _end_of_imports(self.file)
         lines[at:at] = [statement + newline for statement, name in sorted(self.imports.items()) if name not in known]
         added = "".join(f"\n\n{definition}\n" for definition in self.definitions.values())
@@ -131,8 +131,8 @@ class _Helper:
 
 def _binding(name: str, source: Path) -> ast.stmt:
     """The statement that gives a name its value, or that imports it."""
-    statements = list(mapping.statements(mapping.parse_source(source).body))
-    found = [node for node in statements if name in dict(mapping.bound_by(node)) and not _only_declares(node)]
+    statements = list(defined_names.statements(defined_names.parse_source(source).body))
+    found = [node for node in statements if name in dict(defined_names.bound_by(node)) and not _only_declares(node)]
     found = found or [node for node in statements if isinstance(node, ast.ImportFrom) and _by_star(name, node, source)]
     if not found:
         raise _CannotVendor(f"{source.name} computes it on first use")
@@ -168,7 +168,7 @@ def _text(node: ast.stmt, source: Path) -> str:
 def _end_of_imports(file: Path) -> int:
     """The line after the imports that the module begins with."""
     end = 0
-    for node in mapping.parse_source(file).body:
+    for node in defined_names.parse_source(file).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             end = node.end_lineno or end
         elif not isinstance(node, ast.Expr):
@@ -181,15 +181,21 @@ def _end_of_imports(file: Path) -> int:
 
 def public_in(file: Path) -> set[str]:
     """The public names that a module defines itself."""
-    imported = (mapping.NameKind.REEXPORTED, mapping.NameKind.IMPORTED)
+    imported = (defined_names.NameKind.REEXPORTED, defined_names.NameKind.IMPORTED)
     return {
-        name for name, kind in mapping.defined_in(file).items() if kind not in imported and not name.startswith("_")
+        name
+        for name, kind in defined_names.defined_in(file).items()
+        if kind not in imported and not name.startswith("_")
     }
 
 
 def reexported_in(file: Path) -> set[str]:
     """The names that a module of ours re-exports: `from x import name as name`, or `from x import *` within our kit."""
-    imports = [node for node in mapping.statements(mapping.parse_source(file).body) if isinstance(node, ast.ImportFrom)]
+    imports = [
+        node
+        for node in defined_names.statements(defined_names.parse_source(file).body)
+        if isinstance(node, ast.ImportFrom)
+    ]
     explicit = {alias.name for node in imports for alias in node.names if alias.asname == alias.name}
     return explicit.union(*(public_in(source) for node in imports if (source := star_source(node, file))))
 

@@ -53,7 +53,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _convert_all(project: str, files: Sequence[Path], only_show: bool) -> int:
     """Convert files, or only show how they would change. Returns the exit code."""
-    from torch_testing_ext.upstream.rewriting import convert_file
+    from torch_testing_ext.upstream.converting import convert_file
 
     changed, unread, by_hand = [], [], []
     for path in files:

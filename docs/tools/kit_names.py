@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext.upstream import mapping
+from torch_testing_ext.upstream import defined_names
 from torch_testing_ext.upstream.mapping import MIRRORED, THEIR_KIT, UserError, source_of
 
 RECORD = Path(__file__).with_name("kit_names.json")
@@ -22,14 +22,18 @@ Kits = Mapping[str, Kit]  # version of torch, such as "2.13" -> its kit
 
 def public_names(source: Path) -> set[str]:
     """The names that a test file may import: those in `__all__`, and those that are not imported from elsewhere."""
-    own = {name for name, kind in mapping.defined_in(source).items() if kind is not mapping.NameKind.IMPORTED}
+    own = {
+        name for name, kind in defined_names.defined_in(source).items() if kind is not defined_names.NameKind.IMPORTED
+    }
     return {name for name in own | _declared_in(source) if not name.startswith("_")}
 
 
 def _declared_in(file: Path) -> set[str]:
     """The names that a module lists in its `__all__`."""
-    assigned = (node for node in mapping.statements(mapping.parse_source(file).body) if isinstance(node, ast.Assign))
-    lists = (node.value for node in assigned if "__all__" in dict(mapping.bound_by(node)))
+    assigned = (
+        node for node in defined_names.statements(defined_names.parse_source(file).body) if isinstance(node, ast.Assign)
+    )
+    lists = (node.value for node in assigned if "__all__" in dict(defined_names.bound_by(node)))
     parts = (part for found in lists if isinstance(found, (ast.List, ast.Tuple)) for part in found.elts)
     return {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
 
@@ -58,8 +62,8 @@ def version_of(root: Path) -> str:
 def _value_of(name: str, source: Path) -> str:
     assigned = (
         node
-        for node in mapping.parse_source(source).body
-        if isinstance(node, ast.Assign) and name in dict(mapping.bound_by(node))
+        for node in defined_names.parse_source(source).body
+        if isinstance(node, ast.Assign) and name in dict(defined_names.bound_by(node))
     )
     values = [node.value.value for node in assigned if isinstance(node.value, ast.Constant)]
     return str(values[0]) if values else ""

@@ -11,7 +11,7 @@ import pytest
 from kit.warm import run_warm
 
 import torch_testing_ext
-from torch_testing_ext._process import setting_names
+from torch_testing_ext._process import project_settings, setting_names
 from torch_testing_ext.launch import launch_settings
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -61,7 +61,7 @@ class DocsTest(unittest.TestCase):
 
     def test_settings_are_known_and_documented(self):
         named = {name for page in PAGES for name in SETTING.findall(page.read_text(encoding="utf-8"))}
-        known = {name for name in named if not name.startswith(launch_settings.RUNNER_PREFIX)}
+        known = {name for name in named if not name.startswith(project_settings.RUNNER_PREFIX)}
         self.assertEqual(known, set(launch_settings.KNOWN_NAMES))
 
     def test_links_lead_somewhere(self):

@@ -2,6 +2,6 @@
 
 Could be a product of its own: the rest may import `drop_in` alone, and `moving` is its second command. It imports
 `launch`, and names the modules of the mirror as strings. All of it reads one table of module names, `mapping`. Nothing
-here imports torch before a test file does, and only `drop_in` loads modules of `torch.testing._internal`, for names
+here imports torch before a test file does, and only `originals` loads modules of `torch.testing._internal`, for names
 that we lack.
 """

@@ -82,10 +82,10 @@ def _run(options: argparse.Namespace) -> NoReturn:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from . import rewriting
+    from . import imported_files
 
     complete = True
-    for imported in rewriting.import_files(options.files, options.to, options.force):
+    for imported in imported_files.import_files(options.files, options.to, options.force):
         print(f"{imported.file} -> {imported.target}")
         for problem in imported.problems():
             print(f"{imported.file}: {problem}", file=sys.stderr)

@@ -1,273 +1,29 @@
-"""PyTorch's module names give our modules: stand-ins, originals, bases."""
+"""Makes PyTorch's module names give our modules, for the life of this process and in every rank that it starts.
 
-import ast
-import functools
+    from torch_testing_ext.upstream import drop_in
+    drop_in.install()            # before a test file is imported
+
+Each mirrored module gets a stand-in. A name looked up in it is ours if we have it, and PyTorch's otherwise. The
+stand-ins stay after the import, since tests import inside functions and patch by name. All other modules see them,
+PyTorch's included, so that classes in those get our bases too; `rebasing` decides which of them may.
+"""
+
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import inspect
 import sys
-import unittest
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from torch_testing_ext._process import interpreters
-from torch_testing_ext._process.code_names import names_in
 from torch_testing_ext._testing.bases import invocation
-from torch_testing_ext.launch import ERROR_EXIT_CODE, Expected, Outcome, RankEnding, RankReport, Verdict
 
-from . import mapping
-
-# --------------------------------------------------------------------------------------------------------------------
-# PyTorch's own modules in a drop-in run, loaded next to their stand-ins, and members of its TestCase.
-#
-# A module is loaded only when one of its names is needed, since loading takes seconds and may touch the accelerator.
-# The names that were needed are recorded for --explain. Our TestCase gets the members that only PyTorch's has:
-# PyTorch's functions, bound to the test. Which ones exist is read from the source, and loads nothing.
-
-loaded: dict[str, ModuleType] = {}
-originals_requested: dict[str, set[str]] = {}
-# Called with each module of PyTorch's that was loaded.
-after_loading: list[Callable[[ModuleType], None]] = []
-
-
-def load_original(name: str) -> ModuleType:
-    """PyTorch's module of this name. If this torch has none, raises AttributeError, as for a missing name."""
-    if name not in loaded:
-        parent = importlib.import_module(name.rpartition(".")[0])
-        # Whatever sys.modules has.
-        spec = importlib.machinery.PathFinder.find_spec(name, parent.__path__)
-        if spec is None or spec.loader is None:
-            raise AttributeError(f"this torch has no module {name} in which to look for it")
-        module = loaded[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del loaded[name]
-            raise
-        for callback in after_loading:
-            callback(module)
-    return loaded[name]
-
-
-def record_original(module: str, name: str) -> None:
-    """Record that a name was taken from PyTorch, unless torch itself asked for it."""
-    if not _caller().startswith("torch."):
-        originals_requested.setdefault(module, set()).add(name)
-
-
-def _caller() -> str:
-    """The module that looks the name up: the first outside this package and importlib."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and _name_of(frame.f_globals).startswith(("importlib", __package__)):
-        frame = frame.f_back
-    return _name_of(frame.f_globals)
-
-
-def _name_of(module_globals: dict[str, object]) -> str:
-    return str(module_globals.get("__name__", ""))
-
-
-# -- members of PyTorch's TestCase
-
-HOME = f"{mapping.THEIR_KIT}.common_utils"
-
-
-def add_missing_members(ours: type) -> None:
-    """Give our TestCase the members that only PyTorch's has. Safe to call again."""
-    if hasattr(ours, "__getattr__"):
-        return
-
-    def __getattr__(self: Any, name: str) -> Any:
-        if name not in _members_of_theirs():
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        member = inspect.getattr_static(load_original(HOME).TestCase, name)
-        record_original(HOME, f"TestCase.{name}")
-        return member.__get__(self, type(self)) if hasattr(member, "__get__") else member
-
-    ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
-    for name, value in _constants_of_theirs().items():
-        if not hasattr(ours, name):
-            # It is also looked up on the class, where __getattr__ does not apply.
-            setattr(ours, name, value)
-
-
-@functools.cache
-def _their_class() -> ast.ClassDef:
-    node = mapping.find_class(mapping.find_source(HOME), "TestCase")
-    assert node is not None
-    return node
-
-
-@functools.cache
-def _members_of_theirs() -> frozenset[str]:
-    return frozenset(mapping.defined_by(_their_class()))
-
-
-def _constants_of_theirs() -> dict[str, Any]:
-    constants = {}
-    for node in _their_class().body:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Constant):
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                constants[target.id] = node.value.value
-    return constants
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Give PyTorch's own test classes our bases, and so our launch, where that is safe.
-#
-# It is safe if the class neither overrides nor uses the private members of PyTorch's base: those by which it starts
-# and watches ranks, and which ours lacks. Other bases, such as TestCase, start no ranks and are always replaced. The
-# class itself is changed, through its `__bases__`: the super() calls of its methods would not know a copy.
-
-
-@dataclass(frozen=True)
-class LaunchChoice:
-    """Whether a PyTorch class gets our launch; if not, which members prevent it."""
-
-    name: str
-    base: str
-    private_members: tuple[str, ...]
-
-    def __str__(self) -> str:
-        if self.private_members:
-            return f"  {self.name}: PyTorch's launch, since it uses or overrides {', '.join(self.private_members)}"
-        return f"  {self.name}: our launch, through our {self.base}"
-
-
-_choices: dict[str, LaunchChoice] = {}
-
-
-def rebase_classes(module: ModuleType) -> None:
-    """Replace the bases of the test classes that a module of PyTorch's defines, where that is safe."""
-    for cls in list(vars(module).values()):
-        is_its_own = inspect.isclass(cls) and cls.__module__ == module.__name__
-        if not is_its_own or _has_counterpart(cls):
-            continue
-        bases = tuple(_choose(cls, base) for base in cls.__bases__)
-        if bases != cls.__bases__:
-            cls.__bases__ = bases
-
-
-def explain_rebase() -> list[str]:
-    """Lines that say whose launch each class of PyTorch's uses."""
-    if not _choices:
-        return []
-    return ["Classes of PyTorch's that start ranks:", *map(str, _choices.values())]
-
-
-def _has_counterpart(cls: type) -> bool:
-    ours = mapping.module_on(mapping.Side.OURS, cls.__module__)
-    return ours is not None and hasattr(importlib.import_module(ours), cls.__name__)
-
-
-def _choose(cls: type, base: type) -> type:
-    """The base that a class gets in place of one that it has."""
-    pair = _home_of(base)
-    if pair is None:
-        return base
-    name = base.__name__
-    private_members = sorted(_used_by(cls) & _private_members_of_their(name))
-    if name in mapping.LAUNCHING_BASES:
-        _choices[cls.__qualname__] = LaunchChoice(cls.__qualname__, name, tuple(private_members))
-    home = load_original(pair.theirs) if private_members else importlib.import_module(pair.ours)
-    chosen: type = getattr(home, name)
-    return chosen
-
-
-def _home_of(base: type) -> mapping.MirroredModule | None:
-    """The mirrored module that defines this test base on both sides, if there is one."""
-    if not issubclass(base, unittest.TestCase):
-        return None
-    for pair in mapping.MIRRORED:
-        file = mapping.source_of(pair.theirs, mapping.installed_torch())
-        if file is None or mapping.find_class(file, base.__name__) is None:
-            continue
-        home = importlib.import_module(pair.ours)
-        ours = getattr(home, base.__name__, None)
-        if ours is not None and (base is ours or base.__module__ == pair.theirs):
-            return pair
-    return None
-
-
-# -- the names that a class uses, and the private members of PyTorch's launch
-
-
-def _used_by(cls: type) -> set[str]:
-    """All names that a class defines or that its functions look up."""
-    used = set(vars(cls))
-    for value in vars(cls).values():
-        for code in _codes_of(value):
-            used |= names_in(code)
-    return used
-
-
-def _codes_of(value: Any) -> Iterator[CodeType]:
-    match value:
-        case FunctionType():
-            yield value.__code__
-            yield from _codes_of(getattr(value, "__wrapped__", None))
-        case classmethod() | staticmethod():
-            yield from _codes_of(value.__func__)
-        case property():
-            for part in (value.fget, value.fset):
-                yield from _codes_of(part)
-
-
-@functools.cache
-def _private_members_of_their(base: str) -> frozenset[str]:
-    """The members that PyTorch's launching base and its bases have and ours lacks."""
-    module = mapping.LAUNCHING_BASES.get(base)
-    if module is None:
-        return frozenset()
-    home = mapping.module_on(mapping.Side.OURS, module)
-    assert home is not None
-    classes = getattr(importlib.import_module(home), base).__mro__
-    theirs = set().union(*(_members_of_their(cls.__name__) for cls in classes))
-    ours = set().union(*(_members_of(cls) for cls in classes))
-    return frozenset(theirs - ours)
-
-
-def _members_of_their(base: str) -> set[str]:
-    module = mapping.LAUNCHING_BASES.get(base)
-    if module is None:
-        return set()
-    file = mapping.source_of(module, mapping.installed_torch())
-    return set() if file is None else _members_in(file, base)
-
-
-def _members_of(cls: type) -> set[str]:
-    """The members of a class of ours or of a base of it, including those of its instances."""
-    members = set(vars(cls))
-    if cls.__module__ != "builtins":
-        members |= _members_in(Path(inspect.getfile(cls)), cls.__name__)
-    return members
-
-
-def _members_in(file: Path, name: str) -> set[str]:
-    """The members of a class by its source; none if the file has no such class."""
-    node = mapping.find_class(file, name)
-    return set() if node is None else mapping.members_of(node)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Make PyTorch's module names give our modules, for the life of this process and in every rank that it starts.
-#
-#     from torch_testing_ext.upstream import drop_in
-#     drop_in.install()            # before a test file is imported
-#
-# Each mirrored module gets a stand-in. A name looked up in it is ours if we have it, and PyTorch's otherwise. The
-# stand-ins stay after the import, since tests import inside functions and patch by name. All other modules see them,
-# PyTorch's included, so that classes in those get our bases too; the rules for bases, above, decide which of them may.
-
-SKIP_CODES = frozenset(range(72, 90))
+from . import defined_names, mapping
+from .originals import add_missing_members, after_loading, load_original, loaded, originals_requested, record_original
+from .outcomes_of_pytorch import remark_on_failure
+from .rebasing import explain_rebase, rebase_classes
 
 
 def install() -> None:
@@ -304,8 +60,8 @@ def explain() -> str:
 
 def _defined_by_kit(module: str, requested: set[str]) -> list[str]:
     """Without the names that the module only imports from elsewhere, which `import *` requests too."""
-    kinds = mapping.defined_in(mapping.find_source(module))
-    return sorted(name for name in requested if kinds.get(name) is not mapping.NameKind.IMPORTED)
+    kinds = defined_names.defined_in(mapping.find_source(module))
+    return sorted(name for name in requested if kinds.get(name) is not defined_names.NameKind.IMPORTED)
 
 
 class StandIn(ModuleType):
@@ -486,35 +242,3 @@ def _is_theirs_alone(name: str) -> bool:
     if not name.startswith(f"{mapping.THEIR_KIT}."):
         return False
     return mapping.module_on(mapping.Side.OURS, name) is None
-
-
-# -- what PyTorch's base would have said
-
-
-def remark_on_failure(reports: Sequence[RankReport], expected: Expected, verdict: Verdict) -> str:
-    """The text to add to a failure that PyTorch's base, which judges by exit codes, would not have reported; or ""."""
-    clean = (Outcome.PASSED, Outcome.SKIPPED)
-    if verdict.outcome in clean:
-        return ""
-    theirs = outcome_of_pytorch(reports, expected)
-    if theirs not in clean:
-        return ""
-    return f"This is stricter than PyTorch, where the test would have {theirs.value}: its base judges by rank 0 alone."
-
-
-def outcome_of_pytorch(reports: Sequence[RankReport], expected: Expected) -> Outcome:
-    """The outcome that PyTorch's MultiProcessTestCase gives a test whose ranks end like this."""
-    for report in reports:
-        # PyTorch waits for such a rank.
-        if report.ending in (RankEnding.STOPPED, RankEnding.LOST):
-            return Outcome.TIMEOUT
-    if any(report.code == ERROR_EXIT_CODE for report in reports):
-        return Outcome.ERROR
-    if expected.any_code:
-        return Outcome.PASSED
-    code = reports[0].code
-    if code in SKIP_CODES:
-        return Outcome.SKIPPED
-    if code == (expected.code or 0):
-        return Outcome.PASSED
-    return Outcome.FAILED

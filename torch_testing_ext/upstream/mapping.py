@@ -1,17 +1,12 @@
-"""The table of PyTorch's modules and ours, and the names that a source defines."""
+"""The table of the modules of PyTorch's test kit and ours that mirror them.
 
-import ast
+Running, importing and patching all read it. Names are the same on both sides, except for `MOVED`.
+"""
+
 import enum
-import functools
 import importlib.util
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-# --------------------------------------------------------------------------------------------------------------------
-# The table of the modules of PyTorch's test kit and ours that mirror them.
-#
-# Running, importing and patching all read it. Names are the same on both sides, except for `MOVED`.
 
 THEIR_KIT = "torch.testing._internal"
 OUR_KIT = "torch_testing_ext"
@@ -126,110 +121,6 @@ def installed_torch() -> Path:
     if spec is None or spec.origin is None:
         raise UserError("torch is not installed for this Python")
     return Path(spec.origin).parents[1]
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The names that a source file defines, read without importing it: no accelerator and no torch needed.
-
-
-class NameKind(enum.Enum):
-    """The way in which a module comes by a name."""
-
-    CLASS = "class"
-    FUNCTION = "function"
-    VALUE = "value"
-    REEXPORTED = "re-exported"  # imported from another module of the test kit
-    IMPORTED = "imported"  # imported from elsewhere
-
-
-def parse_source(file: Path) -> ast.Module:
-    return _parse(file.read_bytes(), str(file))
-
-
-@functools.cache
-def _parse(source: bytes, file: str) -> ast.Module:
-    return ast.parse(source, file)
-
-
-# -- of a module
-
-
-def defined_in(file: Path) -> dict[str, NameKind]:
-    """The names that a module has at its top level."""
-    kinds: dict[str, NameKind] = {}
-    for statement in statements(parse_source(file).body):
-        kinds.update(bound_by(statement))
-    return kinds
-
-
-def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported, including those below `if`, `try`, `with` and `for`."""
-    for node in body:
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.With, ast.For)):
-            for part in ("body", "orelse", "finalbody"):
-                yield from statements(getattr(node, part, []))
-            for handler in getattr(node, "handlers", []):
-                yield from statements(handler.body)
-
-
-def bound_by(node: ast.stmt) -> Iterator[tuple[str, NameKind]]:
-    """The names that a statement binds."""
-    match node:
-        case ast.ClassDef():
-            yield node.name, NameKind.CLASS
-        case ast.FunctionDef() | ast.AsyncFunctionDef():
-            yield node.name, NameKind.FUNCTION
-        case ast.Assign():
-            for target in node.targets:
-                yield from _values_bound_by(target)
-        case ast.AnnAssign() | ast.AugAssign():
-            yield from _values_bound_by(node.target)
-        case ast.ImportFrom():
-            module = node.module or ""
-            of_kit = module.startswith((f"{THEIR_KIT}.", f"{OUR_KIT}."))
-            kind = NameKind.REEXPORTED if of_kit else NameKind.IMPORTED
-            for alias in node.names:
-                yield alias.asname or alias.name, kind
-        case ast.Import():
-            for alias in node.names:
-                top = alias.name.partition(".")[0]
-                yield alias.asname or top, NameKind.IMPORTED
-
-
-def _values_bound_by(target: ast.expr) -> Iterator[tuple[str, NameKind]]:
-    for node in ast.walk(target):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, NameKind.VALUE
-
-
-# -- of a class
-
-
-def find_class(file: Path, name: str) -> ast.ClassDef | None:
-    for node in statements(parse_source(file).body):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    return None
-
-
-def defined_by(node: ast.ClassDef) -> set[str]:
-    """The names that a class body binds."""
-    names: set[str] = set()
-    for statement in statements(node.body):
-        names.update(name for name, _ in bound_by(statement))
-    return names
-
-
-def members_of(node: ast.ClassDef) -> set[str]:
-    """The names that a class body binds, and those that its methods assign to `self` or `cls`."""
-    assigned = set()
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
-            owner = ast.unparse(part.value)
-            if owner in ("self", "cls"):
-                assigned.add(part.attr)
-    return defined_by(node) | assigned
 
 
 def find_source(module: str) -> Path:

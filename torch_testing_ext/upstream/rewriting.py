@@ -1,42 +1,28 @@
-"""Rewrites test files from one side to the other; imports libcst."""
+"""Rewrites a test file's imports from one side to the other.
+
+Only names of modules change; all other bytes are copied. libcst finds the names: in `from M import ...`,
+`import M [as m]`, `from PARENT import M`, in the dotted uses of a plain `import M`, and in strings passed to
+functions that take the name of a module (mock.patch, import_module).
+"""
 
 from __future__ import annotations
 
-import importlib
 import io
-import re
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._process import user_commands
-
-from .mapping import OUR_KIT, PACKAGE, THEIR_KIT, Side, UserError, module_on, moved_name, source_of, split_name
-from .other_projects import Project
-
-# --------------------------------------------------------------------------------------------------------------------
-# Rewrite a test file's imports from one side to the other.
-#
-# Only names of modules change; all other bytes are copied. libcst finds the names: in `from M import ...`,
-# `import M [as m]`, `from PARENT import M`, in the dotted uses of a plain `import M`, and in strings passed to
-# functions that take the name of a module (mock.patch, import_module).
-
-try:
-    import libcst as cst
-    from libcst.codemod import CodemodContext
-    from libcst.codemod.visitors import AddImportsVisitor
-    from libcst.helpers import get_full_name_for_node
-    from libcst.metadata import (
-        ByteSpanPositionProvider,
-        CodeSpan,
-        MetadataWrapper,
-        PositionProvider,
-        QualifiedNameProvider,
-    )
-except ImportError as error:
-    raise UserError(f"this command needs libcst: {user_commands.install('upstream')} ({error})") from None
+from .libcst_parts import (
+    ByteSpanPositionProvider,
+    CodeSpan,
+    MetadataWrapper,
+    PositionProvider,
+    get_full_name_for_node,
+    libcst as cst,
+)
+from .mapping import OUR_KIT, THEIR_KIT, Side, UserError, module_on, split_name
 
 # Functions whose first argument is the dotted name of a module or of something in a module.
 TAKE_A_NAME = {"patch", "dict", "multiple", "import_module", "__import__", "importorskip", "find_spec", "resolve_name"}
@@ -346,225 +332,3 @@ def of_the_other_kit(module: str, side: Side) -> bool:
 def only_of_their_side(uses: tuple[Use, ...], side: Side) -> Iterator[Use]:
     """The uses of modules that have no counterpart on `side`, and so were left unchanged."""
     return (use for use in uses if of_the_other_kit(use.module, side))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Converts a file by the rules of a project. All but the statements that change keeps its bytes.
-
-_STAR_IMPORT = re.compile(r"\s*from\s+(\S+)\s+import\s+\*")
-
-
-@dataclass(frozen=True)
-class Converted:
-    """A file after its conversion, with the lines in which something is left to do by hand."""
-
-    source: bytes
-    by_hand: tuple[tuple[int, str], ...]
-
-
-def convert_file(source: bytes, project: Project, path: Path) -> Converted:
-    """Convert a file. Raises an exception if it cannot be read completely."""
-    notes: list[tuple[int, str]] = []
-    if project.uses_torchs_kit:
-        rewritten = rewrite_file(source, Side.OURS, path)
-        source = rewritten.source
-        for line, text in re.findall(r"line (\d+): (.*)", "\n".join(rewritten.notes)):
-            notes.append((int(line), text))
-    if _may_change(source, project):
-        source = _converted(source, project)
-        notes += _left(source, project)
-    return Converted(source, tuple(sorted(notes)))
-
-
-def _may_change(source: bytes, project: Project) -> bool:
-    """Whether a rule may apply to a file. A file that defines the names that move is theirs: it stays."""
-    moved = set().union(*project.names.values())
-    if moved:
-        names = "|".join(moved).encode()
-        if re.search(rb"^(class|def) (%s)\b" % names, source, re.MULTILINE):
-            return False
-    words = (*project.by_hand, *moved)
-    return any(word.encode() in source for word in words)
-
-
-def _converted(source: bytes, project: Project) -> bytes:
-    """A file after its names and imports have changed."""
-    converter = _Converter(project)
-    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    module = wrapper.visit(converter)
-    if converter.needed:
-        context = CodemodContext()
-        for name in sorted(converter.needed):
-            AddImportsVisitor.add_needed_import(context, project.ours, name)
-        module = AddImportsVisitor(context).transform_module(module)
-    return module.bytes
-
-
-def _left(source: bytes, project: Project) -> Iterator[tuple[int, str]]:
-    """The lines of a converted file in which something is left to do."""
-    for token in tokenize.tokenize(io.BytesIO(source).readline):
-        line, _ = token.start
-        why = project.by_hand.get(token.string.strip("'\""))
-        if why:
-            yield line, f"{token.string}: {why}"
-        if token.string != "*":
-            continue
-        star = _STAR_IMPORT.match(token.line)
-        names = _moved(project, star[1]) if star else {}
-        if names:
-            yield line, f"import {', '.join(names)} from {project.ours}, after this"
-
-
-def _moved(project: Project, module: str) -> dict[str, str]:
-    """The names that move out of a module, as an import names it: it may have only the last parts of a rule's name."""
-    parts = [part for part in module.split(".") if part]
-    moved: dict[str, str] = {}
-    for rule, names in project.names.items():
-        wanted = rule.split(".")
-        length = len(parts) if module.startswith(".") else len(wanted)
-        if parts and parts[-length:] == wanted[-length:]:
-            moved.update(names)
-    return moved
-
-
-class _Converter(cst.CSTTransformer):
-    """Applies the rules, and collects the names that the file then needs from our package."""
-
-    METADATA_DEPENDENCIES = (QualifiedNameProvider,)
-
-    def __init__(self, project: Project):
-        super().__init__()
-        self._project = project
-        self.needed: set[str] = set()
-
-    def leave_SimpleStatementLine(
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        """Import the names that move from our package, in a statement of their own."""
-        statement = updated_node.body[0] if len(updated_node.body) == 1 else None
-        if not isinstance(statement, cst.ImportFrom) or isinstance(statement.names, cst.ImportStar):
-            return updated_node
-        names = _moved(self._project, _module_of(statement))
-        taken = [alias for alias in statement.names if alias.evaluated_name in names]
-        rest = [alias for alias in statement.names if alias not in taken]
-        if not taken:
-            return updated_node
-        ours = _import_of(taken, names, self._project.ours)
-        if not rest:
-            return updated_node.with_changes(body=[ours])
-        last = statement.names[-1]
-        if rest[-1] is not last:
-            rest[-1] = rest[-1].with_changes(comma=_last(rest[-1].comma, last.comma))
-        theirs = updated_node.with_changes(body=[statement.with_changes(names=rest)])
-        return cst.FlattenSentinel([theirs, cst.SimpleStatementLine([ours])])
-
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.BaseExpression:
-        for qualified in self.get_metadata(QualifiedNameProvider, original_node, ()):
-            module, _, name = qualified.name.rpartition(".")
-            ours = _moved(self._project, module).get(name)
-            if ours is not None and original_node.attr.value == name:
-                self.needed.add(ours)
-                return cst.Name(ours)
-        return updated_node
-
-
-def _module_of(statement: cst.ImportFrom) -> str:
-    """The module as the statement names it, with a dot for each package above."""
-    dots = "." * len(statement.relative)
-    name = None if statement.module is None else get_full_name_for_node(statement.module)
-    return dots + (name or "")
-
-
-def _import_of(aliases: list[cst.ImportAlias], names: Mapping[str, str], module: str) -> cst.ImportFrom:
-    """The import of our names, bound as before."""
-    words = []
-    for alias in aliases:
-        ours = names[alias.evaluated_name]
-        bound = alias.evaluated_alias or alias.evaluated_name
-        words.append(ours if ours == bound else f"{ours} as {bound}")
-    parsed = cst.parse_statement(f"from {module} import {', '.join(words)}")
-    line = cst.ensure_type(parsed, cst.SimpleStatementLine)
-    return cst.ensure_type(line.body[0], cst.ImportFrom)
-
-
-def _last(comma: Any, before: Any) -> Any:
-    """The comma of a name that becomes the last: it keeps its comment, and has the layout of the last one `before`."""
-    mine = getattr(comma, "whitespace_after", None)
-    last = getattr(before, "whitespace_after", None)
-    if not isinstance(mine, cst.ParenthesizedWhitespace) or not isinstance(last, cst.ParenthesizedWhitespace):
-        return before
-    return comma.with_changes(whitespace_after=mine.with_changes(indent=last.indent, last_line=last.last_line))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Import test files from PyTorch: `python -m torch_testing_ext.upstream import FILE... [--to test/]`.
-#
-# Each file is rewritten to our imports.
-
-TESTS = "test"
-
-
-def below_tests(file: Path) -> Path:
-    """A file's path below its checkout's `test/`; outside a checkout, below the innermost directory named `test`."""
-    path = file.resolve()
-    for root in path.parents:
-        tests = root / TESTS
-        if (root / ".git").exists() and path.is_relative_to(tests):
-            return path.relative_to(tests)
-    for folder in path.parents:
-        if folder.name == TESTS:
-            return path.relative_to(folder)
-    return Path(path.name)
-
-
-def read_file(file: Path) -> bytes:
-    """The content of a file that the user named."""
-    if not file.is_file():
-        raise UserError(f"{file} does not exist")
-    return file.read_bytes()
-
-
-@dataclass(frozen=True)
-class ImportedFile:
-    """A PyTorch test file, rewritten for this tree, and the path it gets here."""
-
-    file: Path
-    target: Path
-    rewritten: RewrittenFile
-
-    def problems(self) -> Iterator[str]:
-        """The differences that keep the file from running here as it does in PyTorch."""
-        yield from self.rewritten.notes
-        for use in self.rewritten.uses:
-            if use.name not in ("", STAR) and not _is_here(use):
-                theirs = module_on(Side.THEIRS, use.module)
-                where = moved_name(f"{theirs}.{use.name}")
-                hint = f" ({where})" if where else ""
-                yield f"line {use.line}: {use.module} has no {use.name}{hint}"
-        for use in only_of_their_side(self.rewritten.uses, Side.OURS):
-            dotted = f"{use.module}.{use.name}".rstrip(".")
-            yield f"line {use.line}: {dotted} stays PyTorch's, since it has no counterpart here"
-
-
-def _is_here(use: Use) -> bool:
-    # If it is no module of ours, only_of_their_side reports it.
-    if source_of(use.module, PACKAGE.parent) is None:
-        return True
-    module = importlib.import_module(use.module)
-    return hasattr(module, use.name)
-
-
-def import_files(files: Sequence[Path], to: Path, force: bool = False) -> list[ImportedFile]:
-    """Write the rewritten files below `to`: all of them, or none if one cannot be written."""
-    imported = []
-    for path in files:
-        rewritten = rewrite_file(read_file(path), Side.OURS, path)
-        imported.append(ImportedFile(path, to / below_tests(path), rewritten))
-    for file in imported:
-        differs = file.target.exists() and file.target.read_bytes() != file.rewritten.source
-        if differs and not force:
-            raise UserError(f"{file.target} already exists and differs: move it away, or use --force")
-    for file in imported:
-        file.target.parent.mkdir(parents=True, exist_ok=True)
-        file.target.write_bytes(file.rewritten.source)
-    return imported

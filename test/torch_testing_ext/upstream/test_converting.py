@@ -11,8 +11,8 @@ from unittest import mock
 
 from torch_testing_ext import moving as moving
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.upstream.converting import convert_file
 from torch_testing_ext.upstream.other_projects import PROJECTS
-from torch_testing_ext.upstream.rewriting import convert_file
 
 OURS = "from torch_testing_ext.compat"
 CASES = {

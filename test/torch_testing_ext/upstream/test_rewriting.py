@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.import_forms import EVERY_FORM, FILES, LATIN
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
-from torch_testing_ext.upstream import mapping
+from torch_testing_ext.upstream import defined_names, mapping
 from torch_testing_ext.upstream.mapping import MIRRORED, MOVED, Side, UserError, module_on, moved_name, split_name
 from torch_testing_ext.upstream.rewriting import RewrittenFile, Use, rewrite_file
 
@@ -151,7 +151,7 @@ class MappingTest(TestCase):
     def test_moved_names_are_at_their_new_place(self) -> None:
         for now, before, _ in MOVED:
             module, _, name = now.rpartition(".")
-            self.assertIn(name, mapping.defined_in(mapping.find_source(module)))
+            self.assertIn(name, defined_names.defined_in(mapping.find_source(module)))
             self.assertIn(before, moved_name(now) or "")
             self.assertIn(now, moved_name(before) or "")
         self.assertIsNone(moved_name("torch.testing._internal.common_utils.TestCase"))

@@ -7,7 +7,7 @@ from kit.verdicts import report_on
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding
 from torch_testing_ext.launch.judging import judge
-from torch_testing_ext.upstream.drop_in import outcome_of_pytorch, remark_on_failure
+from torch_testing_ext.upstream.outcomes_of_pytorch import outcome_of_pytorch, remark_on_failure
 
 PASSED = (RankEnding.PASSED, 0)
 SKIPPED = (RankEnding.SKIPPED, 86)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.upstream import mapping
+from torch_testing_ext.upstream import defined_names, mapping
 from torch_testing_ext.upstream.mapping import OUR_KIT, UserError
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "patches"))
@@ -76,12 +76,12 @@ class VendoringTest(TestCase):
                 self.assertRegex(str(error), "it depends on torch_testing_ext.*, a module that PyTorch does not have")
                 continue
             copied += 1
-            nodes = list(mapping.statements(ast.parse(text).body))
+            nodes = list(defined_names.statements(ast.parse(text).body))
             imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
             self.assertEqual(
                 [ast.unparse(node) for node in imports if node.level or OUR_KIT in (node.module or "")], []
             )
-            self.assertIn(name, {bound for node in nodes for bound, _ in mapping.bound_by(node)})
+            self.assertIn(name, {bound for node in nodes for bound, _ in defined_names.bound_by(node)})
         self.assertEqual(copied > 0, module not in NOTHING_TO_COPY)
 
     def test_a_definition_brings_those_of_other_modules(self) -> None:

@@ -3,7 +3,7 @@ import types
 
 import torch.testing._internal.common_distributed as before
 
-from torch_testing_ext.upstream import drop_in
+from torch_testing_ext.upstream import drop_in, originals
 
 
 class Plain(before.DistributedTestBase):
@@ -35,7 +35,7 @@ import torch.testing._internal.common_distributed as now
 from torch_testing_ext.common_distributed import DistributedTestBase, MultiProcessTestCase, TestCase
 
 assert now is not before and now.MultiProcessTestCase is MultiProcessTestCase
-assert drop_in.loaded["torch.testing._internal.common_distributed"] is before
+assert originals.loaded["torch.testing._internal.common_distributed"] is before
 assert Plain.__bases__ == (DistributedTestBase,)
 assert Compares.__bases__ == (TestCase,)
 assert Deep.__bases__ == (before.MultiProcContinuousTest,), Deep.__bases__

@@ -2,7 +2,7 @@ import sys
 
 if "before" in sys.argv:
     import torch.testing._internal.distributed._shard.sharded_tensor._test_ops_common as ops_before
-from torch_testing_ext.upstream import drop_in
+from torch_testing_ext.upstream import drop_in, originals
 
 drop_in.install()
 from unittest import mock
@@ -17,7 +17,7 @@ from torch_testing_ext.distributed._shard.sharded_tensor import ShardedTensorTes
 
 assert isinstance(stand_in, drop_in.StandIn) and ShardedTensorTestBase is ours
 assert stand_in._test_st_common is common is sys.modules[f"{package}._test_st_common"]
-assert package not in drop_in.loaded or "before" in sys.argv
+assert package not in originals.loaded or "before" in sys.argv
 with mock.patch(f"{package}._test_st_common.PLACEMENTS", 5):
     assert common.PLACEMENTS == 5
 assert common.PLACEMENTS != 5 and callable(gen_binary_op_func)

@@ -1,6 +1,6 @@
 import sys
 
-from torch_testing_ext.upstream import drop_in
+from torch_testing_ext.upstream import drop_in, originals
 
 drop_in.install()
 drop_in.install()
@@ -20,7 +20,7 @@ from torch_testing_ext import common_distributed as ours
 assert MultiProcessTestCase is ours.MultiProcessTestCase
 assert torch.testing._internal.common_distributed is _internal.common_distributed is common_distributed
 assert issubclass(MultiProcessTestCase, common.TestCase)
-assert not drop_in.loaded, "our names must not load PyTorch's modules"
+assert not originals.loaded, "our names must not load PyTorch's modules"
 
 # A patch takes effect where the name is used, and is undone; also for a name that only PyTorch has.
 name = "torch.testing._internal.common_distributed.TIMEOUT_DEFAULT"
@@ -32,7 +32,7 @@ common_distributed.TIMEOUT_DEFAULT = 6
 assert get_timeout("x") == 6
 only_theirs = "torch.testing._internal.common_utils.random_square_matrix_of_rank"
 with mock.patch(only_theirs, 5):
-    assert drop_in.loaded["torch.testing._internal.common_utils"].random_square_matrix_of_rank == 5
+    assert originals.loaded["torch.testing._internal.common_utils"].random_square_matrix_of_rank == 5
     assert common.random_square_matrix_of_rank == 5
 assert callable(common.random_square_matrix_of_rank)
 
@@ -42,7 +42,7 @@ for name in ("Attention", "MLPModule"):
     with mock.patch(f"{dtensor}.{name}", type("Patched", (), {})) as patched:
         assert getattr(sys.modules[dtensor], name) is patched
     assert getattr(sys.modules[dtensor], name).__module__.startswith("torch_testing_ext._testing.sharded.")
-    drop_in.load_original(dtensor)
+    originals.load_original(dtensor)
 
 # A name that neither side has is missing, as in any module.
 for missing in ("nowhere", "__nowhere__"):
