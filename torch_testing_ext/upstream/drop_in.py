@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_testing_ext._process import interpreters
-from torch_testing_ext._testing.bases import invocation
+from torch_testing_ext.launch.aspects import REMARKS
 
 from . import defined_names, mapping
 from .originals import add_missing_members, after_loading, load_original, loaded, originals_requested, record_original
@@ -33,7 +33,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     after_loading.append(rebase_classes)
     interpreters.RUN_FIRST.append(f"from {__name__} import install; install()")
-    invocation.verdict_note = remark_on_failure
+    REMARKS.add(remark_on_failure)
     for pair in mapping.MIRRORED:
         if pair.theirs in sys.modules:
             _replace(pair)

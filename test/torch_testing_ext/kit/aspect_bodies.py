@@ -28,4 +28,8 @@ def leaves_a_process(rank):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
-BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process)}
+def fails(rank):
+    raise AssertionError("it fails")
+
+
+BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process, fails)}

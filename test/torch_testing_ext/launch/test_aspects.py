@@ -22,6 +22,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, faults, kill
 from torch_testing_ext.launch import session
 from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.aspects.remarks import Remarks
 from torch_testing_ext.launch.attempts import Host, HostKind, RanksEnd, TestPlan
 from torch_testing_ext.launch.verdict import Case, Outcome, Verdict
 from torch_testing_ext.ranks import run_script, spawn
@@ -221,6 +222,18 @@ class NotedAspect(type(ASPECTS[0])):
     def finish(self, attempt, end):
         self.host.note(f"finish {self.which}")
         return end
+
+
+class RemarksTest(unittest.TestCase):
+    """What others say of a failure is in its message, whatever the host."""
+
+    def test_a_source_is_asked_at_the_end(self):
+        own = Remarks()
+        own.add(lambda reports, expected, verdict: f"a remark on {len(reports)} ranks that {verdict.outcome.value}")
+        with mock.patch.object(session, "ASPECTS", (*ASPECTS, own)):
+            for kind in (HostKind.FRESH, HostKind.KEPT, HostKind.THREADS, HostKind.INHERITING):
+                with self.subTest(host=kind.name):
+                    self.assertIn("a remark on 2 ranks that", run_kind(kind, "fails").message)
 
 
 class OrderTest(unittest.TestCase):

@@ -6,7 +6,6 @@ A module that runs tests in another way (upstream's drop-in) sets the variables 
 import os
 import sys
 import unittest
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_testing_ext import launch
@@ -19,10 +18,6 @@ python_arguments: list[str] = []
 
 # Between `pytest` and the test.
 pytest_arguments: list[str] = []
-
-
-# Returns a text to add to the message of a verdict.
-verdict_note: Callable[[Sequence[launch.RankReport], launch.Expected, launch.Verdict], str] | None = None
 
 
 def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:

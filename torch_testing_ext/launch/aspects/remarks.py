@@ -22,10 +22,14 @@ class Remarks(Aspect):
     name = "remarks"
 
     def __init__(self) -> None:
-        self.sources: list[Remark] = []
+        self._sources: list[Remark] = []
+
+    def add(self, source: Remark) -> None:
+        """Have this source asked at the end of each test."""
+        self._sources.append(source)
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        for remark in self.sources:
+        for remark in self._sources:
             end = end.with_note(remark(end.reports, attempt.expected, end.verdict))
         return end
 
