@@ -26,7 +26,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import system
 from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch import fork_server, start
+from torch_testing_ext.launch import fork_server, fork_server_client, start
 from torch_testing_ext.launch.fork_server_messages import StartMethod
 
 
@@ -181,7 +181,7 @@ class RobustnessTest(TestCase):
 
     @pytest.mark.slow
     def test_a_server_that_does_not_answer(self):
-        with unittest.mock.patch.object(start, "ANSWER_TIMEOUT", 0.5), timeout(1):
+        with unittest.mock.patch.object(fork_server_client, "ANSWER_TIMEOUT", 0.5), timeout(1):
             seen = outcome_of(Jobs("stops_its_server"))
         self.assertEqual(seen.outcome, "error")
         self.assertIn("did not answer for", seen.message)
