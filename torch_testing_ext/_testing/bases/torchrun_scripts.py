@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
+from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import ends, messages, system, user_commands
 from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
@@ -24,7 +26,7 @@ from torch_testing_ext._testing.bases.rank_verdicts import RankError
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.logs_of_ranks import Logs, records_of
-from torch_testing_ext.launch.user_warnings import show_to_user
+from torch_testing_ext.launch.user_warnings import say_once, show_to_user
 from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -52,6 +54,10 @@ class TorchrunRanks(Host):
         self.outputs: tuple[str, ...] = ()
 
     def start(self, attempt: RankAttempt) -> None:
+        """Choose the checks that such ranks can have: all of them get the hash seed of torchrun."""
+        if SanitizeKind.HASH in attempt.sanitize.kinds:
+            say_once("ranks that torchrun starts are not checked for: hash")
+            attempt.sanitize = replace(attempt.sanitize, kinds=attempt.sanitize.kinds - {SanitizeKind.HASH})
         attempt.equip()
 
     def judge(self, attempt: RankAttempt) -> RanksEnd:

@@ -271,6 +271,8 @@ class TestRanks(unittest.TestCase):
         with mock.patch.multiple(ranks, start=start, judge=lambda *_: passes):
             yield
         looked.assert_called_once()
+        # No fork server removes the folder of this process.
+        launch.close()
 
     def check_lease(self, environ):
         """What is passed to ranks that lease 1 and 2."""
