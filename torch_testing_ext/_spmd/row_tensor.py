@@ -146,7 +146,10 @@ class RowTensor(torch.Tensor):
 
 
 def _can_wait(target: Any, more: Any) -> bool:
-    return isinstance(target, RowTensor) and target.whole is None and not isinstance(more, RowTensor)
+    if not isinstance(target, RowTensor) or isinstance(more, RowTensor):
+        return False
+    # A single rank sends nothing at the end of a backward: what waits would be lost.
+    return target.whole is None and target.rows.world > 1
 
 
 def is_kept(grad: torch.Tensor | None) -> bool:

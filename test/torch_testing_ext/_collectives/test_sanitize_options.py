@@ -95,7 +95,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         code, said = self.run_in(MISMATCH, *command, "--sanitize")
         self.assertEqual(code, 1, said)
         self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
-        self.assertIn("python -m torch_testing_ext --cache cache --sanitize=default test_it.py::T::test_it", said)
+        self.assertIn("python -m torch_testing_ext --sanitize=default --cache cache test_it.py::T::test_it", said)
         code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
         self.assertEqual(code, 4, said)
         self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)

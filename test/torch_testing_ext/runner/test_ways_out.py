@@ -396,7 +396,7 @@ class FullTemporaryFolderTest(WaysOutCase):
             f"assert ctypes.CDLL(None).unshare({CLONE_NEWNS}) == 0\n"
             f"subprocess.run({f'{mount} && {{ {before_run}; }}'!r}, shell=True, check=True)"
         )
-        return self.start("-j1", *REPORTS)
+        return self.start("-j1", "--warm=off", *REPORTS)
 
     FILLS = """
 import os, tempfile, unittest

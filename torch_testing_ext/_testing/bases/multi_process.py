@@ -203,8 +203,10 @@ class MultiProcessTestCase(ProcessRanksTestCase):
 
     def _end_ranks(self) -> None:
         """End the processes that are left of this test, and remove its files."""
-        if self._session is not None:
-            self._session.close()
+        # The same instance may run again.
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
         end_own_ranks([process for process in getattr(self, "processes", ()) if not isinstance(process, RankProcess)])
         self.processes = []
         if self._directory is not None:

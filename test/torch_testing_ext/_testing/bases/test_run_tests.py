@@ -253,19 +253,6 @@ class TestEarlyEnds(ScriptTestCase):
 
 
 @pytest.mark.slow
-class TestNamesOfTheLibrary(ScriptTestCase):
-    def test_files_beside_the_test_that_plain_tests_survive(self):
-        """Files beside the test have names of the library: all that torch and unittest leave alone, or only import.
-
-        In a new interpreter: this one has imported most of them. The user's imports get the user's files.
-        """
-        self.write(subject(__file__, "hidden_library_script.py"))
-        done = run_python(self.script)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("Ran 1 test", done.stderr)
-
-
-@pytest.mark.slow
 class TestStreams(ScriptTestCase):
     def test_a_test_may_leave_broken_streams(self):
         for run, source in (

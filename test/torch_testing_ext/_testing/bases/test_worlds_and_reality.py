@@ -97,9 +97,9 @@ def run_in_groups(rank, size, partition, by_size):
     dist.barrier()
 
 
-def train(rank, size, program, fault=None):
-    training = spmd_truth.DDPTraining(program, rank)
-    calls = len(program.sizes) - (fault == "drop" and rank == 1)
+def train(rank, size, recipe, fault=None):
+    training = spmd_truth.AveragedTraining(recipe, rank)
+    calls = len(recipe.sizes) - (fault == "drop" and rank == 1)
     for number in range(calls):
         training.call(number)
     if fault == "type" and rank == 1:
@@ -192,7 +192,7 @@ class SuitesTest(Case):
     def test_training(self):
         for fault, verdict in ((None, None), ("drop", RankFailure), ("type", RankFailure)):
             for title, values in spmd_examples.OF_THE_MAINSTREAM[:4]:
-                self.assertIs(self.same(train, 2, values["recipe"].program(), fault), verdict, title)
+                self.assertIs(self.same(train, 2, values["recipe"], fault), verdict, title)
 
 
 if __name__ == "__main__":
