@@ -228,7 +228,7 @@ class _Check:
         self.recipe, self.group, self.rank = recipe, group, dist.get_rank()
 
     def run(self) -> TrainingOutcome:
-        kind = AveragedTraining if self.recipe.source().count(".backward(") > 1 else DDPTraining
+        kind = reference_of(self.recipe)
         truth: list[Any] = []
         training = None
         for number in range(len(self.recipe.sizes)):
@@ -286,3 +286,8 @@ class _Check:
             return first
         right = [rank for rank, outcome in enumerate(outcomes) if outcome.kind == RIGHT]
         return dataclasses.replace(first, kind=ERROR, details=f"only some ranks refused, not {right}: {first.details}")
+
+
+def reference_of(recipe: Recipe) -> type[Training]:
+    """The training that tells the truth of a program: DDP, unless it has several backwards of one forward."""
+    return AveragedTraining if recipe.source().count(".backward(") > 1 else DDPTraining
