@@ -17,7 +17,7 @@ from torch_testing_ext._collectives.findings.finding import Doing, Finding, Find
 from torch_testing_ext._process import messages
 from torch_testing_ext._pytest_ranks.reports import Ending
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Outcome, judging
+from torch_testing_ext.launch import Outcome, failure_views, judging
 from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, FinishedTest, Policy, TestOutcome
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.pytest_run import outcome_of
@@ -52,7 +52,7 @@ class WordingTest(unittest.TestCase):
     def setUp(self):
         patches = ExitStack()
         self.addCleanup(patches.close)
-        for module, names in ((judging, COMPOSED_BY_JUDGE), (judging, COMPOSED_FOR_THE_SCREEN)):
+        for module, names in ((judging, COMPOSED_BY_JUDGE), (failure_views, COMPOSED_FOR_THE_SCREEN)):
             for name in names:
                 function = getattr(module, name)
 
