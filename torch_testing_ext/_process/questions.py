@@ -75,7 +75,7 @@ class OtherProcess:
                 self._process = _start_interpreter(theirs, sys.path if path is None else path, environ)
 
     def ask(self, question: Callable[..., T], *arguments: object) -> T:
-        """What `question`, a function of a module, returns there. Raises NoAnswer."""
+        """Ask for the result of `question`, a function of a module, there. Raises NoAnswer."""
         if self._failure is None:
             try:
                 self._connection.send((question, arguments))
@@ -105,13 +105,13 @@ class OtherProcess:
 
 
 def ask_elsewhere(question: Callable[..., T], *arguments: object, by: By, who: str, timeout: float) -> T:
-    """What `question`, a function of a module, returns in another process, which then ends. Raises NoAnswer."""
+    """Ask another process, which then ends, for the result of `question`, a function of a module. Raises NoAnswer."""
     with closing(OtherProcess(by, who, timeout)) as process:
         return process.ask(question, *arguments)
 
 
 class _Process(Protocol):
-    """What a forked process and a `subprocess.Popen` have in common."""
+    """The common part of a forked process and a `subprocess.Popen`."""
 
     def kill(self) -> None: ...
 

@@ -94,7 +94,7 @@ class Averager:
         return index if index is not None and self.managed[index].param() is param else None
 
     def of(self, param: Any) -> Managed | None:
-        """What is known of a parameter."""
+        """The facts about a parameter."""
         index = self.index_of(param)
         return None if index is None else self.managed[index]
 

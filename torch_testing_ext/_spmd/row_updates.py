@@ -147,7 +147,7 @@ class RowUpdates:
 
 
 def _alike(pairs: Sequence[TwoForms]) -> list[torch.Tensor]:
-    """What all ranks have alike before an update: whole parameters, and whole gradients."""
+    """The tensors that all ranks have alike before an update: whole parameters, and whole gradients."""
     grads = [_plain_gradient(pair) for pair in pairs]
     return [*(pair.plain for pair in pairs), *(grad for grad in grads if grad is not None)]
 

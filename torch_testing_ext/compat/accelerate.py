@@ -1,4 +1,4 @@
-"""What stands in for Accelerate's launcher of tests."""
+"""A stand-in for Accelerate's launcher of tests."""
 
 from __future__ import annotations
 

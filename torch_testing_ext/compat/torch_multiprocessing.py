@@ -1,4 +1,4 @@
-"""What stands in for the functions of `torch.multiprocessing` that start the processes of a test."""
+"""Stand-ins for the functions of `torch.multiprocessing` that start the processes of a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for TorchRec's base of tests in ranks."""
+"""A stand-in for TorchRec's base of tests in ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test with faults may ask in its ranks."""
+"""Questions that a test with faults may ask in its ranks."""
 
 from torch_testing_ext import fault_points
 

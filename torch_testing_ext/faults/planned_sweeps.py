@@ -104,7 +104,7 @@ class Sweep:
         return next((each.reason for each in self.known if each.fault == fault), "")
 
     def missing(self, tried: Iterable[PlannedFault]) -> list[KnownFailure]:
-        """What is known, should have been tried, and was not: the ranks pass no such point any more."""
+        """The known failures that should have been tried, and were not: the ranks pass no such point any more."""
         tried = set(tried)
         return [each for each in self.known if each.fault not in tried and self._tries(each.fault)]
 

@@ -1,4 +1,4 @@
-"""What the faults of a sweep did to a test: as data, and in words."""
+"""The report of a sweep: the effects of its faults on a test, as data and in words."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SweepReport:
         return [*told, *self.missing]
 
     def title(self) -> str:
-        """What fails the test; "" if nothing does."""
+        """The reason for which the test fails; "" if it passes."""
         wrong = [cell for cell in self.cells if self.is_wrong(cell)]
         gone = self.missing if self.wrong is not Wrong.NOTHING else ()
         lines = [*map(self.line, wrong), *gone]

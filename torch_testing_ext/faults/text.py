@@ -59,7 +59,7 @@ def _fault(written: ast.expr) -> PlannedFault:
 
 
 def _made(written: ast.Call, make: Callable[..., Any], value_of: Callable[[ast.expr], Any]) -> Any:
-    """What a function makes of the values of a call."""
+    """The result of a function for the values of a call."""
     values = [value_of(each) for each in written.args]
     keywords = {each.arg: value_of(each.value) for each in written.keywords if each.arg is not None}
     try:

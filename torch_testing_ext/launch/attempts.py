@@ -45,7 +45,7 @@ class DeviceNeed:
 
 @dataclass(frozen=True)
 class TestPlan:
-    """What a test asks of its ranks."""
+    """The wishes of a test for its ranks."""
 
     case: Case
     world_size: int

@@ -1,4 +1,4 @@
-"""How long other ranks may go on after an event, in seconds: one number for each situation.
+"""The seconds for which other ranks may go on after an event: one number for each situation.
 
 docs/explanation/ranks.md lists those after the end of a rank. A time-out for an answer is beside what waits for it.
 """

@@ -22,7 +22,7 @@ from .persistent_ranks import PersistentRanks
 
 
 class _Kept(Host):
-    """What all tests of these ranks have in common: it is no host of a test."""
+    """The common part of all tests of these ranks: it is no host of a test."""
 
     kind = HostKind.KEPT
 

@@ -1,4 +1,4 @@
-"""What a site is: where a run finds devices and tests, and gets its engine.
+"""The protocol of a site, where a run finds devices and tests, and gets its engine.
 
 `run_site` has this machine. The entry points `torchtest.sites` have the nodes of clusters: each is a function
 of the options, the root of the project and the test files, and returns a context manager of a site.

@@ -20,7 +20,8 @@ class TestMemory(TestCase):
 
     def test_beside_ddp(self):
         ddp, sharded = spmd.memory_of(spmd.TRANSFORMER, spmd.DDP), spmd.memory_of(spmd.TRANSFORMER, spmd.FULLY_SHARD)
-        self.assertLess(sharded[0], 0.5 * ddp[0])
+        # Between calls: half of the parameters, gradients and states, and what is small.
+        self.assertLess(sharded[0], 0.55 * ddp[0])
         self.assertLess(sharded[1], spmd.PEAK_TARGET[-1] * ddp[1])
 
     def test_replicate_takes_what_ddp_takes(self):

@@ -146,7 +146,7 @@ class RankedTestCase(TestCase):
         return RankedTestCase._known_skip(self) if in_world else self._known_skip()
 
     def _plan(self) -> TestPlan:
-        """What this test asks of its ranks. What `setUp` has yet to decide is told when they are waited for."""
+        """The plan of this test for its ranks. What `setUp` has yet to decide is told when they are waited for."""
         world = launch_settings.read_settings().world
         return TestPlan(
             self._case(),

@@ -1,4 +1,4 @@
-"""Where a test that runs once for each type of device runs, and where it is to fail.
+"""The device types on which a test runs, once on each, and on which it is to fail.
 
 The decorators act on the attribute `device_type` of the test's class, which a class may set itself.
 """

@@ -1,4 +1,4 @@
-"""What the attributes of a class with DeepSpeed's names say, as a mark `world_size`."""
+"""The mark `world_size` that the attributes of a class with DeepSpeed's names stand for."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _sweeps(summary: Summary) -> dict[str, Any] | None:
-    """What the faults of sweeps did; None without any."""
+    """The effects of the faults of sweeps; None without any."""
     swept = sweeps_in_words.sweeps(summary)
     if not swept:
         return None

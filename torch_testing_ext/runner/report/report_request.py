@@ -1,4 +1,4 @@
-"""What a report is made for."""
+"""A request for a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the faults of sweeps did, as tables and lines."""
+"""The effects of the faults of sweeps, as tables and lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the queue, the engine and the forecast need of leases, whether of one machine or of several nodes."""
+"""The protocol of leases, of one machine or of several nodes, for the queue, the engine and the forecast."""
 
 from __future__ import annotations
 
