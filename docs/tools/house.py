@@ -42,7 +42,7 @@ LIMITS: Mapping[str, int] = {
     "files that name worlds": 81,
     "files that name the debugger": 29,
     "modules that make attempts of tests": 2,
-    "hosts with a judge of their own": 5,
+    "hosts with a judge of their own": 4,
     "sections under a ruler": 88,
     "global statements": 26,
     "files outside _torch/ with private names of torch": 6,

@@ -208,12 +208,8 @@ class MarkedRanks(_OfItem, ProcessHost):
             # The signal of pytest-timeout raises this.
             raise RankError(f"{error}\n\n{_ENDED}") from None
 
-    def judge(self, attempt: RankAttempt) -> RanksEnd:
-        with self.watching():
-            evidence = self.watch(attempt)
-        # Their output is in sections of the report.
-        reports = tuple(replace(report, output="") for report in evidence.reports)
-        return RanksEnd(reports, replace(evidence, reports=reports).verdict(attempt.plan.case))
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        return _without_output(super().watch(attempt))
 
     def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
         """Add to the report of the test what its ranks have left. Of a sweep, that is the first run."""
@@ -228,6 +224,11 @@ class MarkedRanks(_OfItem, ProcessHost):
         pairs = zip(end.reports, extras, strict=True)
         self.xfails = [of_rank.xfail for report, of_rank in pairs if launch.failed_by_itself(report)]
         return end
+
+
+def _without_output(evidence: RankEvidence) -> RankEvidence:
+    """The evidence without what ranks have printed, which is in sections of the report."""
+    return replace(evidence, reports=tuple(replace(report, output="") for report in evidence.reports))
 
 
 class SharedRanks(MarkedRanks):
@@ -250,7 +251,7 @@ class SharedRanks(MarkedRanks):
             with suppress(OSError):
                 log = item_in_rank.log_file(self._kept.directory, report.rank)
                 log.replace(item_in_rank.log_file(attempt.directory, report.rank))
-        return evidence
+        return _without_output(evidence)
 
     def release(self, attempt: RankAttempt) -> None:
         """Leave the ranks to the next test. They end with the fixtures of their class or module."""

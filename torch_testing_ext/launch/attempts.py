@@ -56,8 +56,6 @@ class TestPlan:
     kinds: Collection[str] = ()
     faults: FaultPlan | Sweep | None = None
     devices: DeviceNeed = field(default_factory=DeviceNeed)
-    # Variables of the ranks besides those of this process.
-    environ: Mapping[str, str] = field(default_factory=dict)
     # Whether the ranks get a MASTER_PORT that the test has set before.
     keeps_port: bool = False
     # The name of the folder for the files of the ranks; that of the case by default.
@@ -205,7 +203,8 @@ class RankAttempt:
         self._directory = directory
         # The attempt that a test begins with; in a sweep, others follow.
         self.is_first = True
-        self.environ: dict[str, str] = dict(plan.environ)
+        # Variables of the ranks besides those of this process.
+        self.environ: dict[str, str] = {}
         self.sanitize = Sanitize()
         self.debug_rank = settings.debug_rank
         self.resources = ExitStack()
@@ -234,6 +233,11 @@ class RankAttempt:
     @property
     def expected(self) -> Expected:
         return self.plan.expected
+
+    def prepare(self) -> None:
+        """Decide what the ranks do, before they start."""
+        for aspect in self._aspects:
+            aspect.prepare(self)
 
     def equip(self) -> None:
         """Get what the processes of ranks need as long as they live, such as ports and devices."""

@@ -16,7 +16,6 @@ from torch_testing_ext.launch.verdict import Case, Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 from .aspects import ASPECTS
-from .aspects.sanitizer import SANITIZER
 from .attempts import Host, HostKind
 from .persistent_ranks import PersistentRanks
 
@@ -65,7 +64,7 @@ class KeptRanks:
         """Start the ranks. `plan`: what all of their tests have in common."""
         ground = RankAttempt(_Kept(), replace(plan, folder=self._name), launch_settings.read_settings(), ASPECTS)
         try:
-            SANITIZER.prepare(ground)
+            ground.prepare()
             self.ranks = PersistentRanks(make_job(ground), inherited)
         except BaseException:
             ground.close()

@@ -76,8 +76,7 @@ class Session:
         attempt = self._attempt = RankAttempt(self.host, self.plan, self.settings, ASPECTS, faults, directory)
         attempt.is_first = is_first
         try:
-            for aspect in ASPECTS:
-                aspect.prepare(attempt)
+            attempt.prepare()
             self.host.start(attempt)
         except BaseException:
             self.close()

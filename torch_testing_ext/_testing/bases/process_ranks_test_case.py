@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
@@ -24,9 +24,6 @@ from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch.aspects.faults import check_faults, faults_of_test
 from torch_testing_ext.launch.attempts import Host, RanksEnd
 from torch_testing_ext.launch.session import Session
-
-if TYPE_CHECKING:
-    pass
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
