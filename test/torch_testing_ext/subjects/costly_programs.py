@@ -30,9 +30,10 @@ def test_waits():
 
 def test_orphan():
     """The process between ends, so that nobody of ours reaps the one that computes."""
-    code = "import os, sys\nif os.fork(): os._exit(0)\nsys.stdin.readline()\n"
+    # It prints first: a process that begins while the next test runs would not count as that test's.
+    code = "import os, sys\nif os.fork(): os._exit(0)\nprint(flush=True)\nsys.stdin.readline()\n"
     global orphan
-    command = [sys.executable, "-c", f"print(flush=True)\n{code}{BURN.format(0.4)}{STAYS}"]
+    command = [sys.executable, "-c", f"{code}{BURN.format(0.4)}{STAYS}"]
     orphan = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     orphan.stdout.readline()
 
