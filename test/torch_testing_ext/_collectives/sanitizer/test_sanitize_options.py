@@ -15,7 +15,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sa
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import launch_settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 MANY_STEPS = subject(__file__, "many_steps.py")
