@@ -224,8 +224,8 @@ class _OnRows:
             elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
                 values[name] = self.states.hold(plain, rows, value)
         if self.grad is not None:
-            gathers.append(Gather(rows, rows.of(self.whole).clone(), self.whole))
+            gathers.append(Gather(rows, rows.of(self.whole), self.whole))
         if self.whole_grad is not None and version_of(self.whole_grad) != self.version:
             # Some optimizers use it as a buffer.
-            gathers.append(Gather(rows, rows.of(self.whole_grad).clone(), self.whole_grad))
+            gathers.append(Gather(rows, rows.of(self.whole_grad), self.whole_grad))
         return gathers
