@@ -42,6 +42,7 @@ class CIRunTest(unittest.TestCase):
         """Run .ci/run and return its exit code and its lines."""
         if not contributing:
             commands.setdefault("slow", self.counts(0, 0, 0))
+            commands.setdefault("wheel", self.counts(0, 0, 0))
         commands["test"] = f"{MAKE_TOOLS.format(lint=lint)} && {commands.get('test', 'true')}"
         pages = [f"<!-- command: {name} -->\n```\n{command}\n```\n" for name, command in commands.items()]
         (self.project / "README.md").write_text("# Title\n\n" + "\nMore.\n\n".join(pages))
@@ -56,8 +57,9 @@ class CIRunTest(unittest.TestCase):
 
     def test_the_results_are_added_up(self):
         slow = f"<!-- command: slow -->\n```\n{self.counts(530, 0, 301)}\n```\n"
-        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=slow)
-        self.assertEqual((code, lines[-1]), (0, "533 passed, 0 failed, 401 skipped"), lines)
+        wheel = f"<!-- command: wheel -->\n```\n{self.counts(20, 0, 0)}\n```\n"
+        code, lines = self.ran(main=self.counts(1, 0, 100), test=self.counts(2, 0, 0), contributing=slow + wheel)
+        self.assertEqual((code, lines[-1]), (0, "553 passed, 0 failed, 401 skipped"), lines)
 
     @pytest.mark.slow
     def test_every_part_counts(self):
@@ -72,6 +74,7 @@ class CIRunTest(unittest.TestCase):
             ({"main": good, "test": good, "lint": 1}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": "false"}, "10 passed, 1 failed, 2 skipped"),
             ({"main": good, "test": good, "slow": bad}, "14 passed, 1 failed, 3 skipped"),
+            ({"main": good, "test": good, "wheel": bad}, "14 passed, 1 failed, 3 skipped"),
         ):
             with self.subTest(**commands):
                 code, lines = self.ran(**commands)
@@ -88,7 +91,7 @@ class CIRunTest(unittest.TestCase):
 
     def test_a_part_that_has_no_command_is_a_failure(self):
         code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")
-        self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 2 failed, 0 skipped"), lines)
 
     def test_slow_without_test_makes_its_environment(self):
         make = "mkdir -p .venv/bin && printf '#!/bin/sh\\n' > .venv/bin/pip"

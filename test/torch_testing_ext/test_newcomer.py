@@ -14,13 +14,13 @@ GET_STARTED = ("install", "first-test", "first-failure", "gpus", "ci")
 @pytest.mark.slow
 class NewcomerTest(FolderCase):
     def test_readme(self) -> None:
-        reader = Walkthrough(self.root)
+        reader = Walkthrough.in_checkout(self.root)
         faults = reader.follow((ROOT / "README.md").read_text(encoding="utf-8"))
         self.assertEqual(faults, [], "\n".join(faults))
         self.assertGreaterEqual(reader.commands, 1)
 
     def test_get_started(self) -> None:
-        reader = Walkthrough(self.root)
+        reader = Walkthrough.in_checkout(self.root)
         for name in GET_STARTED:
             page = ROOT / "docs" / "get-started" / f"{name}.md"
             with self.subTest(page=name):

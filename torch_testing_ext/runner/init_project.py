@@ -8,6 +8,7 @@ import importlib.metadata
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -100,15 +101,18 @@ def _write_job(root: Path) -> None:
         # The project requires it by itself; an extra of the project brings all that the project needs, too.
         needed = [what for what in needed if what != "." or not bringing[0].startswith("'.[")]
         needed += [what for what in bringing[:1] if what not in needed]
+        # The project may not require it: `torchtest` runs tests of unittest without pytest.
+        needed.append("pytest")
     else:
-        address = _address()
-        if address is None:
-            print(f"no job {_JOB}: it is not known from where CI can install torch-testing-ext")
-            print("       add it to your project's requirements, and run init again")
+        kit = _requirement()
+        if kit is None:
+            print(f"no job {_JOB}: torch-testing-ext was installed from a file or folder of this machine")
+            print("       add torch-testing-ext to your project's requirements, and run init again")
             return
-        needed.append(f"'torch-testing-ext[pytest,ui] @ {address}'")
-    install = "\n".join(f"      - run: pip install {package}" for package in needed)
-    _write(root / _JOB, Template(_template("torchtest.yml")).substitute(install=install), root)
+        needed.append(f"'{kit}'")
+    python = "{}.{}".format(*sys.version_info)
+    job = Template(_template("torchtest.yml")).substitute(python=python, packages=" ".join(needed))
+    _write(root / _JOB, job, root)
 
 
 _IS_KIT = re.compile(r"\s*torch[-_.]testing[-_.]ext\s*(?:[\[@=<>~!;#]|$)", re.IGNORECASE)
@@ -141,18 +145,27 @@ def _texts(values: Any) -> list[str]:
     return [value for value in values or () if isinstance(value, str)]
 
 
-def _address() -> str | None:
-    """The address of git from which this package was installed, or else was built; None if it is not known."""
+def _requirement() -> str | None:
+    """The requirement by which pip finds what is installed here; None if only this machine has it."""
+    name = "torch-testing-ext"
     with suppress(importlib.metadata.PackageNotFoundError):
-        distribution = importlib.metadata.distribution("torch-testing-ext")
+        distribution = importlib.metadata.distribution(name)
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        kit = f"{name}[pytest]"
+        url = str(origin.get("url", ""))
         vcs_info = origin.get("vcs_info", {})
         if vcs_info.get("vcs") == "git":
-            return f"git+{origin['url']}@{vcs_info['commit_id']}"
+            return f"{kit} @ git+{url}@{vcs_info['commit_id']}"
+        if not url:
+            # From an index.
+            return f"{kit}=={distribution.version}"
+        if url.startswith(("http:", "https:")):
+            return f"{kit} @ {url}"
+        # The address with which it was built.
         for label in distribution.metadata.get_all("Project-URL") or ():
-            name, _, url = str(label).partition(", ")
-            if name == "Source":
-                return f"git+{url}"
+            title, _, source = str(label).partition(", ")
+            if title == "Source":
+                return f"{kit} @ git+{source}"
     return None
 
 

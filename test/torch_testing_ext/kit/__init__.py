@@ -7,6 +7,7 @@
 | `processes` | `run_python`, `start_python`; `is_alive`, `wait_until_gone`, `heed_ctrl_c` |
 | `warm` | `run_warm`, `start_run`: programs, and preloaded servers of runs, as forks of a process with torch |
 | `files` | `write`: a source in a folder; `subject`: the source of a test's subject, beside the test |
+| `terminals` | `Terminal`: a program on a terminal of its own, and what it shows |
 | `walkthrough` | `Walkthrough`: a reader who writes the files of a page and types its commands |
 | `settings` | another time-out, another environment |
 | `leftovers` | `nothing_left`: no process, file or descriptor more than before |

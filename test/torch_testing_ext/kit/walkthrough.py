@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kit.processes import clean_environ
@@ -22,13 +23,19 @@ SECONDS = re.compile(r"\d+\.\d+ s\b")
 class Walkthrough:
     """A reader in a folder. `commands` counts what he has typed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "project"
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self.folder = folder
         self.commands = 0
         self._last_file: Path | None = None
+        self._environ = environ
+
+    @classmethod
+    def in_checkout(cls, folder: Path) -> Walkthrough:
+        """A reader who has the commands of this checkout, in a project of his own."""
         path = os.pathsep.join([str(_commands(folder / "bin")), os.environ["PATH"]])
-        self._environ = clean_environ(PATH=path)
-        self.folder.mkdir()
+        project = folder / "project"
+        project.mkdir()
+        return cls(project, clean_environ(PATH=path))
 
     def follow(self, page: str) -> list[str]:
         """Do what the page says; return the faults that a reader finds, each with the block that has it."""

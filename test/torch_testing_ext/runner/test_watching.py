@@ -1,22 +1,15 @@
 """`--watch` on a terminal: runs after saves, what the page shows, its keys, and its end."""
 
-import contextlib
-import fcntl
 import os
-import pty
-import re
 import select
-import signal
-import struct
 import sys
 import tempfile
-import termios
-import time
 import unittest
 from pathlib import Path
 
 import pytest
 from kit.processes import wait_until_gone
+from kit.terminals import LIMIT, Terminal
 from kit.warm_runs import WarmProject
 
 pytestmark = pytest.mark.slow
@@ -36,45 +29,6 @@ class OneTest(unittest.TestCase):
             while True:
                 signal.pause()  # it returns when this process is asked where it is
 """
-
-
-# Seconds until a busy machine has shown what is expected.
-LIMIT = 120.0
-
-
-class Terminal:
-    """A program on a terminal of its own, and what it has written there."""
-
-    def __init__(self, columns, words, cwd, env):
-        self.pid, self.ours = pty.fork()
-        if self.pid == 0:
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-            os.chdir(cwd)
-            os.execve(sys.executable, [sys.executable, *words], env)
-        self._unread = ""
-        self.widest = 0
-
-    def expect(self, text):
-        """Wait until the text is there. What is never written fails, with what was."""
-        end = time.monotonic() + LIMIT
-        while text not in self._unread:
-            if not select.select([self.ours], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise AssertionError(f"{text!r} is not in {self._unread!r}")
-            written = os.read(self.ours, 1 << 16).decode()
-            moved = re.sub(r"\x1b\[[0-9;?]*[A-HJKhl]", "\n", written)  # to another place
-            shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", moved)
-            self.widest = max(self.widest, *(len(line) for line in re.split("[\r\n]+", shown)))
-            self._unread += shown
-        self._unread = self._unread.partition(text)[2]
-
-    def press(self, keys):
-        os.write(self.ours, keys.encode())
-
-    def close(self):
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        os.close(self.ours)
 
 
 class WatchTest(unittest.TestCase):
@@ -104,7 +58,7 @@ class WatchTest(unittest.TestCase):
     def test_saves_and_keys(self):
         environ = {**self.project.environ, "TERM": "xterm"}
         environ.pop("COLUMNS", None)
-        terminal = Terminal(80, ("-m", "torch_testing_ext", "--watch"), self.project.root, environ)
+        terminal = Terminal(80, (sys.executable, "-m", "torch_testing_ext", "--watch"), self.project.root, environ)
         self.addCleanup(terminal.close)
         expect, press = terminal.expect, terminal.press
         expect("2 passed, 1 failed")

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import sys
 import tempfile
 import unittest
 from email.message import Message
@@ -12,7 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import yaml
 from kit.files import FolderCase
+from kit.processes import ROOT
 
 from torch_testing_ext.runner import init_project
 from torch_testing_ext.runner.options import UsageError
@@ -38,7 +41,7 @@ class InitTest(FolderCase):
             return 0
 
         out = io.StringIO()
-        built = SimpleNamespace(read_text=lambda name: None, metadata=Message())
+        built = SimpleNamespace(read_text=lambda name: '{"url": "file:///kit.whl"}', metadata=Message())
         if address:
             built.metadata["Project-URL"] = f"Source, {address}"
         with (
@@ -79,8 +82,8 @@ class InitTest(FolderCase):
         self.assertEqual(ran, [["checks/test_a.py::T::test_it"]])
         self.assertIn(" checks/test_a.py::T::test_it\n", out)
         job = self.read(".github/workflows/torchtest.yml")
-        kit = "'torch-testing-ext[pytest,ui] @ git+https://example.org/kit'"
-        self.assertIn(f"      - run: pip install .\n      - run: pip install {kit}\n", job)
+        kit = "'torch-testing-ext[pytest] @ git+https://example.org/kit'"
+        self.assertIn(f"      - run: uv pip install . {kit}\n", job)
 
         self.write(".github/workflows/torchtest.yml", "mine")
         again, _ = self.init()
@@ -100,32 +103,62 @@ class InitTest(FolderCase):
         self.assertIn("wrote  tests/test_first.py", out)
 
     def test_how_the_job_installs_the_kit(self):
-        found = {"url": "https://example.org/kit", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-        self.distribution = lambda name: SimpleNamespace(read_text=lambda name: json.dumps(found))
-        out, _ = self.init()
-        self.assertIn("@ git+https://example.org/kit@abc'", self.read(".github/workflows/torchtest.yml"))
-        self.assertIn("wrote  .github/workflows/torchtest.yml", out)
+        kit = "torch-testing-ext[pytest]"
+        git = {"url": "https://example.org/kit", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+        for origin, requirement in (
+            (git, f"{kit} @ git+https://example.org/kit@abc"),
+            ({"url": "https://example.org/kit.whl", "archive_info": {}}, f"{kit} @ https://example.org/kit.whl"),
+            # From an index.
+            (None, f"{kit}==1.2"),
+        ):
+            with self.subTest(origin), tempfile.TemporaryDirectory() as folder:
+                self.root = Path(folder)
+                text = json.dumps(origin) if origin else None
+                found = SimpleNamespace(read_text=lambda name, text=text: text, version="1.2")
+                self.distribution = lambda name, found=found: found
+                out, _ = self.init()
+                self.assertIn(f"uv pip install '{requirement}'\n", self.read(".github/workflows/torchtest.yml"))
+                self.assertIn("wrote  .github/workflows/torchtest.yml", out)
+
+    def test_the_job_is_for_the_python_and_the_machine(self):
+        self.init(address="https://example.org/kit")
+        (job,) = yaml.safe_load(self.read(".github/workflows/torchtest.yml"))["jobs"].values()
+        self.assertEqual((job["runs-on"], job["env"]), ("ubuntu-latest", {"UV_TORCH_BACKEND": "cpu"}))
+        (uv,) = (step["with"] for step in job["steps"] if step.get("uses", "").startswith("astral-sh/setup-uv@"))
+        python = ".".join(map(str, sys.version_info[:2]))
+        self.assertEqual(uv, {"python-version": python, "enable-cache": True, "activate-environment": True})
+
+    def test_the_page_shows_the_job(self):
+        self.write("requirements.txt", "torch-testing-ext\n")
+        self.init()
+        shown = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/get-started/ci.md").read_text(), re.DOTALL)[1]
+        python = "python-version: "
+        same_python = re.sub(f"{python}.*", f'{python}"3.12"', self.read(".github/workflows/torchtest.yml"))
+        self.assertEqual(same_python, shown)
 
     def test_no_job_that_somebody_would_have_to_edit(self):
         out, _ = self.init()
-        self.assertIn("no job .github/workflows/torchtest.yml: it is not known from where", out)
+        self.assertIn("no job .github/workflows/torchtest.yml: torch-testing-ext was installed from a file", out)
         self.assertFalse((self.root / ".github").exists())
         self.write("requirements.txt", "torch-testing-ext[ui,pytest] @ git+https://example.org/own\n")
         self.init()
         job = self.read(".github/workflows/torchtest.yml")
         self.assertEqual(job.count("pip install"), 1)
-        self.assertIn("      - run: pip install -r requirements.txt\n", job)
+        self.assertIn("      - run: uv pip install -r requirements.txt pytest\n", job)
 
     def test_a_project_that_requires_the_kit(self):
         extra = '[project]\nname = "x"\n[project.optional-dependencies]\ntest = ["torch.testing_ext[ui]>=0.1"]\n'
         groups = '[project]\nname = "x"\n[dependency-groups]\ndev = ["torch-testing-ext", {include-group = "a"}]\n'
         for files, installed in (
-            ({"pyproject.toml": extra}, ["'.[test]'"]),
-            ({"pyproject.toml": groups}, [".", "--group dev"]),
-            ({"pyproject.toml": '[project]\ndependencies = ["Torch_Testing_Ext @ git+https://example.org"]'}, ["."]),
-            ({"pyproject.toml": '[tool.poetry]\n[tool.poetry.dependencies]\ntorch-testing-ext = "*"'}, ["."]),
-            ({"setup.py": "setup(install_requires=['torch-testing-ext'])"}, ["."]),
-            ({"setup.py": "", "setup.cfg": "[options.extras_require]\nci =\n  torch-testing-ext\n"}, ["'.[ci]'"]),
+            ({"pyproject.toml": extra}, "'.[test]' pytest"),
+            ({"pyproject.toml": groups}, ". --group dev pytest"),
+            (
+                {"pyproject.toml": '[project]\ndependencies = ["Torch_Testing_Ext @ git+https://example.org"]'},
+                ". pytest",
+            ),
+            ({"pyproject.toml": '[tool.poetry]\n[tool.poetry.dependencies]\ntorch-testing-ext = "*"'}, ". pytest"),
+            ({"setup.py": "setup(install_requires=['torch-testing-ext'])"}, ". pytest"),
+            ({"setup.py": "", "setup.cfg": "[options.extras_require]\nci =\n  torch-testing-ext\n"}, "'.[ci]' pytest"),
             ({"setup.py": "setup(extras_require={'ci': ['torch-testing-ext']})"}, None),
             ({"requirements.txt": "torch-testing-extras\n# torch-testing-ext\n"}, None),
             ({"pyproject.toml": '[project]\ndescription = "torch-testing-ext"\n# torch-testing-ext'}, None),
@@ -140,7 +173,7 @@ class InitTest(FolderCase):
                     self.assertIn("no job .github", out)
                     continue
                 job = self.read(".github/workflows/torchtest.yml")
-                self.assertEqual(re.findall(r"run: pip install (.*)", job), installed)
+                self.assertEqual(re.findall(r"run: uv pip install (.*)", job), [installed])
 
     def test_arguments(self):
         out, ran = self.init("--help")

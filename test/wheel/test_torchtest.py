@@ -1,0 +1,117 @@
+"""The runner beside a plain run: warm servers, watching, affected tests, reports, accelerators, worlds, sweeps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kit.terminals import Terminal
+from stranger import Stranger
+
+LIBRARY = "VALUE = 2\n"
+OTHER = "OTHER = 1\n"
+TEST_VALUE = """
+import library
+import torch
+
+def test_value():
+    assert torch.tensor(library.VALUE).item() == 2
+"""
+TEST_OTHER = """
+import other
+
+class TestOther:
+    def test_other(self):
+        assert other.OTHER == 1
+"""
+TEST_RANKS = """
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.mark.world_size(2)
+def test_ranks(dist_env):
+    tensor = torch.ones(2, device=dist_env.device)
+    dist.all_reduce(tensor)
+    torch.testing.assert_close(tensor, torch.full_like(tensor, dist_env.world_size))
+"""
+PROJECT = {
+    "library.py": LIBRARY,
+    "other.py": OTHER,
+    "test_value.py": TEST_VALUE,
+    "test_other.py": TEST_OTHER,
+    "test_ranks.py": TEST_RANKS,
+    ".gitignore": "__pycache__\n.torch_testing_ext\n",
+}
+
+
+@pytest.fixture
+def project(stranger: Stranger) -> Stranger:
+    stranger.write(PROJECT)
+    stranger.commit()
+    return stranger
+
+
+def test_warm(project: Stranger) -> None:
+    """And the run without the option after it, which uses the server."""
+    for options in ("--warm", "--warm", ""):
+        printed = project.types(f"torchtest {options}")
+        assert printed.endswith("\n3 passed, 0 failed, 0 skipped\n")
+    assert printed.splitlines()[0].endswith(", warm"), printed
+
+
+def test_affected_and_why(project: Stranger) -> None:
+    """Of one change in one file, with a torch that looks for libraries when it is imported."""
+    project.types("torchtest")
+    assert "no test is affected" in project.types("torchtest --affected")
+    project.write({"other.py": "OTHER = 1  # changed\n"})
+    assert "not selected" in project.types("torchtest why test_value.py test_ranks.py")
+    assert "other.py" in project.types("torchtest why test_other.py")
+    printed = project.types("torchtest --affected")
+    assert printed.endswith("\n1 passed, 0 failed, 0 skipped\n")
+    assert "test_other.py::TestOther::test_other" in printed
+
+
+def test_watch(project: Stranger) -> None:
+    environ = {**project.environ, "TERM": "xterm"}
+    environ.pop("COLUMNS", None)
+    terminal = Terminal(80, ["torchtest", "--watch"], project.project, environ)
+    try:
+        terminal.expect("3 passed ·")
+        project.write({"library.py": "VALUE = 3\n"})
+        terminal.expect("1 failed ·")
+        terminal.expect("test_value.py::test_value")
+        project.write({"library.py": "VALUE = 1 + 1\n"})
+        # This test alone.
+        terminal.expect("1 passed ·")
+        terminal.press("q")
+    finally:
+        terminal.close()
+
+
+def test_reports(project: Stranger) -> None:
+    project.write({"library.py": "VALUE = 3\n"})
+    project.types("torchtest --html report.html --junitxml report.xml", code=1)
+    assert "test_value.py::test_value" in (project.project / "report.html").read_text(encoding="utf-8")
+    assert '<failure message="assert 3 == 2' in (project.project / "report.xml").read_text(encoding="utf-8").replace(
+        "AssertionError: ", ""
+    )
+
+
+def test_fake_accelerators(project: Stranger) -> None:
+    """The device is compiled for this torch."""
+    project.write({"test_devices.py": TEST_RANKS.replace("world_size(2)", "world_size(2, devices=2)")})
+    printed = project.types("torchtest --fake-accelerators 2 test_devices.py")
+    assert printed.endswith("\n1 passed, 0 failed, 0 skipped\n")
+
+
+def test_whole_world(project: Stranger) -> None:
+    project.write({"test_world.py": TEST_RANKS.split("    torch.testing")[0]})
+    printed = project.types("torchtest --world 8 test_world.py")
+    assert printed.endswith("\n1 passed, 0 failed, 0 skipped\n")
+
+
+def test_sweep(project: Stranger) -> None:
+    printed = project.types("torchtest --sweep kill --sweep-within 3 test_ranks.py")
+    assert re.search(r"(?m)^  kill +ranks 0, 1$", printed), printed
+    assert re.search(r"(?m)^  call\(1\) ", printed), printed
