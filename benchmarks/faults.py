@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import messages, notes
+from torch_testing_ext._process import messages
+from torch_testing_ext._tests import notes
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.faults import Points, Sweep, Wrong, faults_of_text
 

@@ -27,14 +27,8 @@ from typing import Any
 import pytest
 
 # Before pytest takes stdin away, and plugins start threads, these look at both.
-from torch_testing_ext._process import (
-    early_threads as early_threads,
-    launcher_variables,
-    notes,
-    setting_names,
-    terminal as terminal,
-    words,
-)
+from torch_testing_ext._process import early_threads as early_threads, setting_names, terminal as terminal, words
+from torch_testing_ext._tests import launcher_variables, notes
 
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
@@ -438,7 +432,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
             report.place_of_ranks = item.stash.get(marks.PLACE, "")
     launch = sys.modules.get("torch_testing_ext.launch")
     outcome = getattr(error, "outcome", None)
-    if launch is not None and report.failed and isinstance(outcome, launch.Outcome):
+    if launch is not None and report.failed and isinstance(outcome, launch.TestOutcome):
         from torch_testing_ext._pytest_ranks import reports
 
         reports.show(report, call.excinfo, item)

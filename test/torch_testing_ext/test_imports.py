@@ -267,7 +267,7 @@ class TestBoundaries(unittest.TestCase):
             if folder_of(module) == "launch":
                 folders = {folder_of(imported) for imported, _ in found}
                 self.assertLessEqual(
-                    folders, {"faults", "_torch", "_process", "_collectives", "_machine", "launch"}, module
+                    folders, {"faults", "_torch", "_process", "_tests", "_collectives", "_machine", "launch"}, module
                 )
 
     @pytest.mark.slow
@@ -277,6 +277,7 @@ class TestBoundaries(unittest.TestCase):
         allowed = {
             "torch_testing_ext._testing.bases.invocation",
             "torch_testing_ext._process",
+            "torch_testing_ext._tests",
             "torch_testing_ext.launch",
         }
         for file in SOURCES:

@@ -15,7 +15,9 @@ from kit.files import write
 from kit.outcomes import outcome_of
 from kit.ranks import OneRank, Ranks, wait_for
 
-from torch_testing_ext._process import messages, notes
+from torch_testing_ext._process import messages
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import (
@@ -23,7 +25,6 @@ from torch_testing_ext.faults import (
     KnownFailure,
     Points,
     Sweep,
-    SweepEnd,
     Wrong,
     abort,
     call,
@@ -41,7 +42,7 @@ from torch_testing_ext.faults import (
     stop,
     store,
 )
-from torch_testing_ext.launch import Outcome, RankEnding, RankReport, Verdict, sweep_verdict
+from torch_testing_ext.launch import RankEnding, RankReport, Verdict, sweep_verdict
 from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.model import KnownFile
@@ -195,8 +196,8 @@ class InventedRunsTest(unittest.TestCase):
         return verdict, notes.take_notes().sweeps
 
     def test_ranks_that_pass_different_numbers_of_points(self):
-        verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(Outcome.PASSED)))
-        self.assertIs(verdict.outcome, Outcome.PASSED)
+        verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(TestOutcome.PASSED)))
+        self.assertIs(verdict.outcome, TestOutcome.PASSED)
         (matrix,) = sweeps_in_words.matrices(report)
         self.assertEqual(matrix.head, ["kill", "rank 0", "rank 1"])
         rows = {title: [sweeps_in_words.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
@@ -204,14 +205,17 @@ class InventedRunsTest(unittest.TestCase):
 
     def test_a_rank_that_does_not_come_to_the_point_again(self):
         verdict, (report,) = self.report_of(
-            lambda plan: (invented(plan, happens=False), Verdict(Outcome.FAILED if plan.faults else Outcome.PASSED)),
+            lambda plan: (
+                invented(plan, happens=False),
+                Verdict(TestOutcome.FAILED if plan.faults else TestOutcome.PASSED),
+            ),
             wrong=Wrong.HANGS,
         )
-        self.assertIs(verdict.outcome, Outcome.PASSED)
-        self.assertEqual({cell.end for cell in report.cells}, {SweepEnd.ABSENT})
+        self.assertIs(verdict.outcome, TestOutcome.PASSED)
+        self.assertEqual({cell.end for cell in report.cells}, {"did not happen"})
 
     def test_a_test_that_fails_or_skips_by_itself(self):
-        for outcome in (Outcome.FAILED, Outcome.SKIPPED):
+        for outcome in (TestOutcome.FAILED, TestOutcome.SKIPPED):
             runs = []
 
             def run(plan, outcome=outcome, runs=runs):
@@ -226,7 +230,7 @@ class InventedRunsTest(unittest.TestCase):
     def test_all_points(self):
         tried = []
         self.report_of(
-            lambda plan: (tried.extend(plan.faults), (invented(plan, (1,)), Verdict(Outcome.PASSED)))[1],
+            lambda plan: (tried.extend(plan.faults), (invented(plan, (1,)), Verdict(TestOutcome.PASSED)))[1],
             "kill, stop(2)",
             "all",
         )

@@ -9,7 +9,6 @@ import math
 import os
 import resource
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -120,17 +119,6 @@ def use_batch_scheduling() -> None:
         # A sandbox may forbid it.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
-def for_gloo() -> dict[str, str]:
-    """The environment variables to add so that gloo uses the loopback interface.
-
-    All ranks are on this machine, so no host name has to be looked up.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return {}
-    interfaces = [name for _, name in socket.if_nameindex()]
-    return {"GLOO_SOCKET_IFNAME": LOOPBACK} if LOOPBACK in interfaces else {}
 
 
 def threads() -> int:

@@ -1,4 +1,4 @@
-"""Words for people, which several rooms need: counts, sizes, lists, names of files, and how a test ended.
+"""Words for people, which several rooms need: counts, sizes, lists and names of files.
 
 All functions depend on their arguments alone. Libraries for this (humanize, inflect) would be imported by every rank.
 """
@@ -22,22 +22,6 @@ MOST_NAMES = 5
 NEAR = 0.5
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
-
-
-class EndWords:
-    """The words for the ways in which a test ends.
-
-    The enumerations of all layers take them from here, so that the value of a member of one names that of another.
-    """
-
-    PASSED = "passed"
-    SKIPPED = "skipped"
-    FAILED = "failed"
-    ERROR = "error"
-    CRASHED = "crashed"
-    TIMEOUT = "timeout"
-    EXPECTED_FAILURE = "expected failure"
-    UNEXPECTED_SUCCESS = "unexpected success"
 
 
 def count(number: int, noun: str) -> str:

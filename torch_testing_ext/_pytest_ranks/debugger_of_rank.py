@@ -38,7 +38,7 @@ class _OnlyOutsideOfRanks:
         self._plugin = plugin
 
     def pytest_exception_interact(self, node: Any, call: Any, report: Any) -> None:
-        if not isinstance(getattr(call.excinfo.value, "outcome", None), launch.Outcome):
+        if not isinstance(getattr(call.excinfo.value, "outcome", None), launch.TestOutcome):
             self._plugin.pytest_exception_interact(node, call, report)
 
     def pytest_internalerror(self, excinfo: Any) -> None:

@@ -20,7 +20,6 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import early_threads, user_commands
 from torch_testing_ext._process.devices_setting import CPU, default_devices
-from torch_testing_ext._process.launcher_variables import TORCHRUN
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals
@@ -38,6 +37,7 @@ from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext._tests.launcher_variables import TORCHRUN
 from torch_testing_ext.launch import launch_settings, session
 from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, ProcessHost, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.kept_ranks import KeptRanks
@@ -370,9 +370,9 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
 
 def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
-    if verdict.outcome is launch.Outcome.SKIPPED:
+    if verdict.outcome is launch.TestOutcome.SKIPPED:
         raise pytest_internals.skip_at_test(verdict.message)
-    has_failed = verdict.outcome in (launch.Outcome.FAILED, launch.Outcome.ERROR)
+    has_failed = verdict.outcome in (launch.TestOutcome.FAILED, launch.TestOutcome.ERROR)
     if has_failed and xfails and None not in xfails:
         raise pytest.xfail.Exception(xfails[0] or "")
     raise_verdict(verdict, name)

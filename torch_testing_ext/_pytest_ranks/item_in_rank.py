@@ -25,9 +25,9 @@ from torch_testing_ext._pytest_ranks import pytest_internals, reports
 from torch_testing_ext._pytest_ranks.debugger_of_rank import look_at, never_ask
 from torch_testing_ext._pytest_ranks.dist_env import DistEnv, RankEnv, open_dist_env
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, read_marks
-from torch_testing_ext._pytest_ranks.reports import Ending
 from torch_testing_ext._testing.bases import rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._torch.groups import collective_errors
 from torch_testing_ext.launch.aspects import rank_warnings
 
@@ -183,13 +183,13 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
         pytest_internals.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     judged = reports.judge(report)
-    is_xpass = judged.ending is Ending.STRICT_XPASS and (parent_knows_xfail or judges_again)
+    is_xpass = judged.passed_against_xfail and (parent_knows_xfail or judges_again)
     if report.failed and not is_xpass:
         # Of an error that was raised there is an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
-    elif judged.ending is Ending.SKIPPED and account.account is None:
+    elif judged.outcome is TestOutcome.SKIPPED and account.account is None:
         rank_accounts.account_for_skip(account, judged.reason)
-    xfail = judged.reason if judged.ending is Ending.EXPECTED_FAILURE else None
+    xfail = judged.reason if judged.outcome is TestOutcome.EXPECTED_FAILURE else None
     properties = []
     for name, value in item.user_properties[known:]:
         properties.append((str(name), _plain(value)))

@@ -80,7 +80,7 @@ class _LaunchedSession:
         report = yield
         error = call.excinfo.value if call.excinfo is not None else None
         outcome = getattr(error, "outcome", None)
-        report.is_of_all_ranks = isinstance(outcome, launch.Outcome)
+        report.is_of_all_ranks = isinstance(outcome, launch.TestOutcome)
         if Member.is_ending():
             item.session.shouldstop = "the launcher has asked this process to end"
         return report

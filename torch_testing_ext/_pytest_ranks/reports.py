@@ -6,7 +6,6 @@ of all phases, the former without the exceptions, which were raised in another p
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, LineKind, Site
-from torch_testing_ext._process.words import EndWords
+from torch_testing_ext._tests.outcomes import TestOutcome
 
 from .pytest_internals import plain_text, text_of
 
@@ -25,35 +24,18 @@ LONGEST_SECTION = 200_000  # characters of output that are added to a report
 _PHASES = {"setup": "set-up", "call": "call", "teardown": "tear-down"}
 
 
-class Ending(enum.Enum):
-    """The end of a test, by one report or by all."""
-
-    PASSED = EndWords.PASSED
-    SKIPPED = EndWords.SKIPPED
-    EXPECTED_FAILURE = EndWords.EXPECTED_FAILURE
-    FAILED = EndWords.FAILED  # an assertion of the test
-    ERROR = EndWords.ERROR  # any other exception, and every failure of a set-up or tear-down
-    XPASSED = "xpassed"  # passed, against a mark `xfail`
-    STRICT_XPASS = "strict xpass"  # passed, against a strict mark `xfail`: a failure
-    UNEXPECTED_SUCCESS = EndWords.UNEXPECTED_SUCCESS  # passed, against unittest's expectedFailure
-    UNFINISHED = "unfinished"  # a phase has no report, or one that is none of passed, failed and skipped
-
-    @property
-    def is_failure(self) -> bool:
-        """Whether a report says so; a test that is unfinished fails without one."""
-        return self in (Ending.FAILED, Ending.ERROR, Ending.STRICT_XPASS, Ending.UNEXPECTED_SUCCESS)
-
-
 @dataclass(frozen=True)
 class Judgement:
     """The meaning of a report."""
 
-    ending: Ending
+    outcome: TestOutcome
     reason: str = ""  # of a skip, and of a mark `xfail`
     title: str = ""  # the first line of a failure
     text: str = ""  # all that the report of a failure shows
     phase: str = ""  # "set-up" or "tear-down", if it failed there
-    verdict: launch.Outcome | None = None  # on ranks, if the report is of one
+    is_of_ranks: bool = False  # the verdict on ranks has decided
+    passed_against_xfail: bool = False  # the test passed, against a mark `xfail`: a failure if the mark is strict
+    is_unfinished: bool = False  # a phase has no report, or one that is none of passed, failed and skipped
     need: str | None = None  # which a test that skips has in vain
     cause: launch.Cause = launch.Cause.OWN  # of a failure
     failure: FailureView | None = None  # that the verdict on ranks has
@@ -64,7 +46,7 @@ class Judgement:
         """The failure, of which pytest's text is known if it is not one of ranks."""
         if self.failure is not None:
             return self.failure
-        if self.verdict is not None:
+        if self.is_of_ranks:
             return FailureView.of_text(self.text or self.title)
         within = f"in the {self.phase}: " if self.phase else ""
         return FailureView.of_text(f"{within}{self.title}\n\n{self.text}", self.site)
@@ -75,31 +57,39 @@ def judge(report: Any, error: BaseException | None = None) -> Judgement:
     if report.failed:
         return _judge_failure(report, error)
     if report.skipped and (why := getattr(report, "wasxfail", None)) is not None:
-        return Judgement(Ending.EXPECTED_FAILURE, str(why).removeprefix("reason: "))  # as in 7.4
+        return Judgement(TestOutcome.EXPECTED_FAILURE, str(why).removeprefix("reason: "))  # as in 7.4
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else report.longreprtext
-        return Judgement(Ending.SKIPPED, str(reason).removeprefix("Skipped: "), need=getattr(error, "want", None))
+        return Judgement(TestOutcome.SKIPPED, str(reason).removeprefix("Skipped: "), need=getattr(error, "want", None))
     if not report.passed:
-        return Judgement(Ending.UNFINISHED, title=f"pytest reported no end of it, only: {report.outcome}")
+        return _unfinished(f"pytest reported no end of it, only: {report.outcome}")
     why = getattr(report, "wasxfail", None)
-    return Judgement(Ending.PASSED) if why is None else Judgement(Ending.XPASSED, str(why))
+    return Judgement(TestOutcome.PASSED, "" if why is None else str(why), passed_against_xfail=why is not None)
+
+
+def _unfinished(why: str) -> Judgement:
+    return Judgement(TestOutcome.ERROR, title=why, is_unfinished=True)
 
 
 def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
     text, title = text_of(report), _title(report, error)
     if text.startswith(_XPASS_STRICT):
-        return Judgement(Ending.STRICT_XPASS, text.removeprefix(_XPASS_STRICT).strip(), title, text)
+        reason = text.removeprefix(_XPASS_STRICT).strip()
+        return Judgement(TestOutcome.UNEXPECTED_SUCCESS, reason, title, text, passed_against_xfail=True)
     if text.strip() == _XPASS_OF_UNITTEST:
-        return Judgement(Ending.UNEXPECTED_SUCCESS, "", title, text)
-    verdict = getattr(error, "outcome", None)
-    asserts = error is None or isinstance(error, (AssertionError, pytest.fail.Exception))
+        return Judgement(TestOutcome.UNEXPECTED_SUCCESS, "", title, text)
+    outcome = getattr(error, "outcome", None)
+    is_of_ranks = isinstance(outcome, TestOutcome)
+    if not isinstance(outcome, TestOutcome):
+        asserts = error is None or isinstance(error, (AssertionError, pytest.fail.Exception))
+        outcome = TestOutcome.FAILED if asserts and report.when == "call" else TestOutcome.ERROR
     return Judgement(
-        Ending.FAILED if asserts and report.when == "call" else Ending.ERROR,
+        outcome,
         "",
         title,
         text,
         "" if report.when == "call" else _PHASES.get(report.when, ""),
-        verdict if isinstance(verdict, launch.Outcome) else None,
+        is_of_ranks,
         cause=launch.cause_in(title) if error is None else launch.cause_of(error),
         failure=getattr(error, "failure", None),
         site=None if error is None else next(iter(launch.sites_of(error)[-1:]), None),
@@ -147,10 +137,10 @@ class TestReports:
         if self._failures:
             return self._failures
         if why := self.missing():
-            return [Judgement(Ending.UNFINISHED, title=why)]
+            return [_unfinished(why)]
         judged = {when: judge(report, self._error_of(report)) for when, report in self._phases.items()}
         telling = [judged[when] for when in ("setup", "call") if when in judged and self._phases[when].skipped]
-        telling += [judgement for judgement in judged.values() if judgement.ending is Ending.UNFINISHED]
+        telling += [judgement for judgement in judged.values() if judgement.is_unfinished]
         return telling[:1] or [judged["call"]]
 
     def missing(self) -> str:

@@ -19,17 +19,19 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import messages, notes, system
+from torch_testing_ext._process import messages, system
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.limited_commands import run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.aspects import rank_warnings
 
 from . import pytest_internals
-from .reports import LONGEST_SECTION, Ending, TestReports
+from .reports import LONGEST_SECTION, TestReports
 from .standalone_process import PROCESS, FromStandalone, StandaloneTest
 
 _STACKS_TIMEOUT = 2.0
@@ -177,16 +179,16 @@ def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str
             reports.add(hook.pytest_report_from_serializable(config=item.config, data=data))
     expected_code = 0
     for judged in reports.judge():
-        if judged.ending is Ending.STRICT_XPASS and pytest_internals.is_marked_xfail(item):
+        if judged.outcome.is_failure and judged.passed_against_xfail and pytest_internals.is_marked_xfail(item):
             # pytest says the same here, when the test has passed.
             expected_code = 1
-        elif judged.ending.is_failure:
+        elif judged.outcome.is_failure and not judged.is_unfinished:
             during = f"in its {judged.phase}: " if judged.phase else ""
             raise RankFailure(f"{during}{judged.title}\n\n{judged.text}")
     if code != expected_code or reports.missing():
         refusals = "\n".join(message.refusal for message in received if message.refusal)
         raise RankError(f"the interpreter of this standalone test {how}\n\n{refusals}".strip())
-    if judged.ending is Ending.EXPECTED_FAILURE:
+    if judged.outcome is TestOutcome.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)
-    if judged.ending is Ending.SKIPPED:
+    if judged.outcome is TestOutcome.SKIPPED:
         raise pytest_internals.skip_at_test(judged.reason)

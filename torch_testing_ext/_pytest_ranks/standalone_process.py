@@ -13,7 +13,8 @@ from typing import Any, TextIO
 
 import pytest
 
-from torch_testing_ext._process import messages, notes, system
+from torch_testing_ext._process import messages, system
+from torch_testing_ext._tests import notes
 from torch_testing_ext.launch import OwnWarning, accounts
 
 from . import pytest_internals

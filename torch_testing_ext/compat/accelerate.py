@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch_testing_ext._process.launcher_variables import OF_ONE_RANK, TORCHRUN
 from torch_testing_ext._testing.bases.spawned_functions import spawn
+from torch_testing_ext._tests.launcher_variables import OF_ONE_RANK, TORCHRUN
 
 __unittest = True
 # Does the same in pytest.

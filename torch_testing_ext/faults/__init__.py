@@ -20,6 +20,7 @@ from .planned_sweeps import (
     KnownFailure as KnownFailure,
     Points as Points,
     Sweep as Sweep,
+    Wrong as Wrong,
     calls as calls,
     fault_sweep as fault_sweep,
     known as known,
@@ -35,5 +36,4 @@ from .points import (
     step as step,
     store as store,
 )
-from .sweep_reports import SweepCell as SweepCell, SweepEnd as SweepEnd, SweepReport as SweepReport, Wrong as Wrong
 from .text import KINDS as KINDS, fault_of_text as fault_of_text, faults_of_text as faults_of_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -9,9 +10,24 @@ from typing import Any, TypeVar
 from .kinds import PlannedFault
 from .plans import FaultPlan, giving, plan_of
 from .points import OPERATIONS, Point, call, checked_ranks, step
-from .sweep_reports import Wrong
 
 T = TypeVar("T")
+
+
+class Wrong(enum.Enum):
+    """The ends of a test with a fault that fail the test. A run that asks for a sweep only wants to know of hangs."""
+
+    FAILURES = "failures"
+    HANGS = "hangs"
+    NOTHING = "nothing"
+
+    @property
+    def is_of_run(self) -> bool:
+        return self is not Wrong.FAILURES
+
+    @property
+    def verb(self) -> str:
+        return "hang" if self.is_of_run else "fail"
 
 
 @dataclass(frozen=True)

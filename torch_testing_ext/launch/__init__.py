@@ -11,6 +11,7 @@ needed, since a test that passes on ranks of its own does without.
 """
 
 from torch_testing_ext._process.fork_host import Exit as Exit
+from torch_testing_ext._tests.outcomes import TestOutcome as TestOutcome
 from torch_testing_ext.launch.account_writer import (
     AccountWriter as AccountWriter,
     format_error as format_error,
@@ -47,7 +48,7 @@ from torch_testing_ext.launch.start import (
     preload_hints as preload_hints,
     prepare as prepare,
 )
-from torch_testing_ext.launch.verdict import Case as Case, Expected as Expected, Outcome as Outcome, Verdict as Verdict
+from torch_testing_ext.launch.verdict import Case as Case, Expected as Expected, Verdict as Verdict
 from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
 
 from .launched.peers import why_no_rank as why_no_rank

@@ -13,9 +13,9 @@ from types import FrameType
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import system
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
-from torch_testing_ext._process.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.source_files import is_harness
+from torch_testing_ext._tests.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext.launch.accounts import (
     ERROR_EXIT_CODE,
     LONGEST_DETAILS,

@@ -17,8 +17,8 @@ from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import file_behind
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.notes import Peaks
-from torch_testing_ext._process.words import EndWords
+from torch_testing_ext._tests.notes import Peaks
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.causes import Cause
 
 # Characters of a summary. The traceback has all of the exception.
@@ -59,10 +59,10 @@ _END = _SEPARATOR + b"\n"  # and no collectives
 class RankEnding(enum.Enum):
     """The end of a rank."""
 
-    PASSED = EndWords.PASSED
-    SKIPPED = EndWords.SKIPPED
-    FAILED = EndWords.FAILED  # an assertion of the test
-    ERROR = EndWords.ERROR  # any other exception
+    PASSED = TestOutcome.PASSED.value
+    SKIPPED = TestOutcome.SKIPPED.value
+    FAILED = TestOutcome.FAILED.value  # an assertion of the test
+    ERROR = TestOutcome.ERROR.value  # any other exception
     EXITED = "exited"  # without a record of how the test ended
     KILLED = "killed"  # by a signal that we did not send
     STOPPED = "stopped"  # by us, while it was still running

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torch_testing_ext._process import notes
-from torch_testing_ext._process.notes import Peaks
 from torch_testing_ext._process.words import grouped
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.notes import Peaks
 from torch_testing_ext.launch.accounts import forget_memory_of_this_process
 
 

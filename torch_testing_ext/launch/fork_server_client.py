@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._machine import ports
-from torch_testing_ext._process import ends, fork_safety, interpreters, notes, sessions
+from torch_testing_ext._process import ends, fork_safety, interpreters, sessions
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, wait_readable
 from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.messages import unexpected
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import fork_server as fork_server, fork_server_messages
 from torch_testing_ext.launch.accounts import now
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.jobs import Job
 from torch_testing_ext.launch.named import Named
-from torch_testing_ext.launch.verdict import Outcome
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -47,7 +48,7 @@ _HELLO_TIMEOUT = 120.0
 class CannotStart(RuntimeError):
     """Ranks could not be started; the message gives the reason and the remedy."""
 
-    outcome = Outcome.ERROR
+    outcome = TestOutcome.ERROR
     cause_of_failure = Cause.OWN
 
     def __init__(self, message: str, *, is_refused: bool = False):

@@ -19,6 +19,7 @@ from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents, without_own_number
 from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
@@ -26,10 +27,17 @@ from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.failure_views import Fault, _other_sentences, view_of
 from torch_testing_ext.launch.fault_checks import without_fault, without_recovery
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, without_cpp_place
-from torch_testing_ext.launch.verdict import Case, Expected, Outcome, Verdict
+from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 
 LONGEST_OUTPUT = 6_000
 _NO_SUCH_MEMORY = os.strerror(errno.EFAULT)  # gloo was to send a buffer that has been freed
+
+# By the first rank's ending; after any other, its process has crashed.
+_OUTCOME_OF = {
+    RankEnding.FAILED: TestOutcome.FAILED,
+    RankEnding.ERROR: TestOutcome.ERROR,
+    RankEnding.LOST: TestOutcome.ERROR,
+}
 
 
 def judge(
@@ -68,14 +76,14 @@ def _judge(
         return _failed(reports, deciding, case, expected)
     skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
-        return Verdict(Outcome.SKIPPED, skips[0].summary, code=skips[0].code)
+        return Verdict(TestOutcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # If any code is allowed, so is that of a skip; but a rank that had to be ended never makes a pass.
     if running or (skips and not expected.any_code):
         alone = _abandoned(reports)
         return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         title = f"rank 0 of {len(reports)} should have ended with {_code(expected.code)}, but ended with "
-        return _verdict(Outcome.FAILED, Fault(title + _code(reports[0].code), reports, case, (0,)), [reports[0]])
+        return _verdict(TestOutcome.FAILED, Fault(title + _code(reports[0].code), reports, case, (0,)), [reports[0]])
     mismatch = _mismatch(reports, expected, unless_raised=True)
     if mismatch is not None:
         return _found(reports, mismatch, case)
@@ -97,11 +105,11 @@ def _judge_with_faults(
     wrong = without_fault(reports, plan)
     if wrong is None:
         verdict = _judge(reports, timed_out, case, expected, finding)
-        wrong = without_recovery(reports, plan) if verdict.outcome is Outcome.PASSED else None
+        wrong = without_recovery(reports, plan) if verdict.outcome is TestOutcome.PASSED else None
         if wrong is None:
             return verdict
     title, culprits = wrong
-    return _verdict(Outcome.FAILED, Fault(title, reports, case, culprits), [])
+    return _verdict(TestOutcome.FAILED, Fault(title, reports, case, culprits), [])
 
 
 def _after_faults(fault: Fault) -> Fault:
@@ -132,7 +140,7 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
         hazards += [] if any(r.issued for r in reports) else _left_out(_records(reports))
     not_compared = "" if expected.may_differ else _not_compared(reports)
     remarks = [not_compared, *(f"{hazard.sentence}\n{hazard.calls}" for hazard in hazards)]
-    return Verdict(Outcome.PASSED, "\n".join(filter(None, remarks)))
+    return Verdict(TestOutcome.PASSED, "\n".join(filter(None, remarks)))
 
 
 def _left_out(records: Sequence[RankRecord]) -> list[Finding]:
@@ -196,7 +204,7 @@ def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdi
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.ABANDONED, FindingKind.RECORDER)
     fault = Fault(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
     calls = f"{finding.sentence}\n{finding.calls}"
-    return _verdict(Outcome.ERROR if is_error else Outcome.FAILED, fault, shown, calls, finding)
+    return _verdict(TestOutcome.ERROR if is_error else TestOutcome.FAILED, fault, shown, calls, finding)
 
 
 def _failed(
@@ -220,8 +228,7 @@ def _failed(
     else:
         title = f"{_of_all(alike, len(reports))} {_what_happened(first, len(alike))}"
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]
-    errors = {RankEnding.FAILED: Outcome.FAILED, RankEnding.ERROR: Outcome.ERROR, RankEnding.LOST: Outcome.ERROR}
-    outcome = errors.get(first.ending, Outcome.CRASHED)
+    outcome = _OUTCOME_OF.get(first.ending, TestOutcome.CRASHED)
     fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
 
@@ -267,7 +274,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     culprits = blamed[0].ranks if blamed else waited_for or tuple(ranks[:1])
     fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
-    return _verdict(Outcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
+    return _verdict(TestOutcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
 
 
 def _silent(running: list[RankReport]) -> tuple[int, ...]:
@@ -299,7 +306,7 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
     besides = f", {list_of(others)} {opposite}" if others else ""
     ranks = tuple(r.rank for r in ones)
     title = f"{list_of(ranks)} {verb}{besides}"
-    return _verdict(Outcome.FAILED, Fault(title, reports, case, ranks), [])
+    return _verdict(TestOutcome.FAILED, Fault(title, reports, case, ranks), [])
 
 
 def _what_happened(report: RankReport, ranks: int) -> str:
@@ -317,7 +324,7 @@ def _what_happened(report: RankReport, ranks: int) -> str:
 
 
 def _verdict(
-    outcome: Outcome,
+    outcome: TestOutcome,
     fault: Fault,
     shown: Sequence[RankReport],
     calls: str = "",

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from torch_testing_ext._process import launcher_variables as variables, system
+from torch_testing_ext._process import system
+from torch_testing_ext._tests import launcher_variables as variables
 
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch_testing_ext._machine.ports import leased_port
-from torch_testing_ext._process import launcher_variables, notes, system
+from torch_testing_ext._process import system
+from torch_testing_ext._tests import launcher_variables, notes
 from torch_testing_ext.launch.launched_by import SET_BY_US
 
 # Of each job that runs at the same time on a machine, "host:port".
@@ -45,7 +46,18 @@ def common_variables(world_size: int, port: int) -> dict[str, str]:
     _check_network()
     own = {**dict.fromkeys(launcher_variables.OF_ALL_RANKS, size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # Otherwise `env://` would look for the store of a launcher that has started this process.
-    return {**system.for_gloo(), **own, **launcher_variables.own_store(os.environ)}
+    return {**for_gloo(), **own, **launcher_variables.own_store(os.environ)}
+
+
+def for_gloo() -> dict[str, str]:
+    """The environment variables to add so that gloo uses the loopback interface.
+
+    All ranks are on this machine, so no host name has to be looked up.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    interfaces = [name for _, name in socket.if_nameindex()]
+    return {"GLOO_SOCKET_IFNAME": system.LOOPBACK} if system.LOOPBACK in interfaces else {}
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext._process import fork_safety, system, temporary_folders, words
-from torch_testing_ext._process.notes import warn_user
+from torch_testing_ext._tests.notes import warn_user
 from torch_testing_ext.launch import launch_settings, launched_by
 from torch_testing_ext.launch.fork_server_client import CannotStart, ForkServerClient, Run, ServerUnfit
 from torch_testing_ext.launch.fork_server_messages import Launch, Preload, StartMethod

@@ -8,7 +8,7 @@ import sys
 import warnings
 from contextlib import suppress
 
-from torch_testing_ext._process.notes import warn_user
+from torch_testing_ext._tests.notes import warn_user
 
 
 class RankWarning(UserWarning):

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process.words import EndWords
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed
-
-
-class Outcome(enum.Enum):
-    """The outcome of a test on ranks."""
-
-    PASSED = EndWords.PASSED
-    SKIPPED = EndWords.SKIPPED
-    FAILED = EndWords.FAILED  # an assertion of the test, or ranks that disagree
-    ERROR = EndWords.ERROR  # an exception
-    CRASHED = EndWords.CRASHED  # a rank died, or exited before the test was over
-    TIMEOUT = EndWords.TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,7 @@ class Case:
 class Verdict:
     """The outcome of a test, and the rank that caused it."""
 
-    outcome: Outcome
+    outcome: TestOutcome
     text: str = ""  # why it was skipped; what is to be said although it passed; a failure that is only a text
     culprit: int | None = None
     code: int | None = None  # the exit code of all ranks, if they skipped

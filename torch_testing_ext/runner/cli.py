@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process import launcher_variables, user_commands
+from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
-from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_folder import project_root
+from torch_testing_ext._tests import launcher_variables
+from torch_testing_ext._tests.kept_failures import CACHE
 
 from .model import ExitCode, exit_code
 from .options import Action, CannotRun, UsageError, layers, sources

@@ -1,4 +1,4 @@
-"""The data of a run: tests, units, leases, attempts and their outcomes."""
+"""The data of a run: tests, units, leases, attempts and their results."""
 
 import enum
 from collections.abc import Iterable
@@ -9,43 +9,10 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane
 from torch_testing_ext._collectives.worlds.world_views import WorldView
 from torch_testing_ext._machine.device_needs import NO_NEEDS, DeviceNeeds
-from torch_testing_ext._process.notes import KitWarning
-from torch_testing_ext._process.words import EndWords
-from torch_testing_ext.faults import KnownFailure, SweepReport
-
-
-class TestOutcome(enum.Enum):
-    """The end of one test."""
-
-    __test__ = False  # not a test for pytest to collect
-
-    PASSED = EndWords.PASSED
-    FAILED = EndWords.FAILED  # an assertion, or ranks that disagree
-    ERROR = EndWords.ERROR  # an exception; a file that cannot be imported
-    TIMEOUT = EndWords.TIMEOUT
-    CRASHED = EndWords.CRASHED  # a signal, or an exit before the test was over
-    LEAKED = "leaked"  # passed, but left processes running, which were terminated, or memory of a device in use
-    FLAKY = "flaky"  # failed, then passed on a retry
-    SKIPPED = EndWords.SKIPPED
-    EXPECTED_FAILURE = EndWords.EXPECTED_FAILURE
-    UNEXPECTED_SUCCESS = EndWords.UNEXPECTED_SUCCESS
-
-
-class Category(enum.Enum):
-    """The meaning of an outcome in the last line of the report."""
-
-    PASSED = EndWords.PASSED
-    FAILED = EndWords.FAILED
-    SKIPPED = EndWords.SKIPPED
-
-
-COUNTS_AS = dict.fromkeys(TestOutcome, Category.FAILED) | {
-    TestOutcome.PASSED: Category.PASSED,
-    TestOutcome.LEAKED: Category.PASSED,  # unless the setting leaked is fail
-    TestOutcome.FLAKY: Category.PASSED,  # unless --flaky fail
-    TestOutcome.SKIPPED: Category.SKIPPED,
-    TestOutcome.EXPECTED_FAILURE: Category.PASSED,
-}
+from torch_testing_ext._tests.notes import KitWarning
+from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
+from torch_testing_ext._tests.sweep_reports import SweepReport
+from torch_testing_ext.faults import KnownFailure
 
 
 @dataclass(frozen=True, order=True)
@@ -254,7 +221,7 @@ class FinishedTest:
             return earlier[-1]
         if last is TestOutcome.LEAKED and set(earlier) <= {last}:
             return last
-        return TestOutcome.FLAKY if earlier and COUNTS_AS[last] is Category.PASSED else last
+        return TestOutcome.FLAKY if earlier and last.counts_as is TestOutcome.PASSED else last
 
     @property
     def seconds(self) -> float:
@@ -285,14 +252,15 @@ class Policy:
     fail_flaky: bool = False
     fail_leaked: bool = False
 
-    def verdict(self, outcome: TestOutcome) -> Category:
+    def verdict(self, outcome: TestOutcome) -> TestOutcome:
+        """What an outcome counts as: one of VERDICTS."""
         failing = {TestOutcome.FLAKY: self.fail_flaky, TestOutcome.LEAKED: self.fail_leaked}.get(outcome)
-        return Category.FAILED if failing else COUNTS_AS[outcome]
+        return TestOutcome.FAILED if failing else outcome.counts_as
 
-    def verdict_on(self, finished: FinishedTest) -> Category:
-        """The category of a test. The last attempt of a flaky test may be a failure of its own, by leaking."""
+    def verdict_on(self, finished: FinishedTest) -> TestOutcome:
+        """What a test counts as. The last attempt of a flaky test may be a failure of its own, by leaking."""
         verdicts = {self.verdict(finished.outcome), self.verdict(finished.last.outcome)}
-        return Category.FAILED if Category.FAILED in verdicts else self.verdict(finished.outcome)
+        return TestOutcome.FAILED if TestOutcome.FAILED in verdicts else self.verdict(finished.outcome)
 
 
 @dataclass(frozen=True)
@@ -331,17 +299,17 @@ class Summary:
     warnings: tuple[str, ...] = ()
     error: str = ""  # an error of the runner itself, which ended the run early
 
-    def count(self, category: Category) -> int:
-        return sum(self.policy.verdict_on(test) is category for test in self.finished)
+    def count(self, verdict: TestOutcome) -> int:
+        return sum(self.policy.verdict_on(test) is verdict for test in self.finished)
 
     @property
     def failures(self) -> tuple[FinishedTest, ...]:
-        return tuple(test for test in self.finished if self.policy.verdict_on(test) is Category.FAILED)
+        return tuple(test for test in self.finished if self.policy.verdict_on(test) is TestOutcome.FAILED)
 
     @property
     def last_line(self) -> str:
         """The last line of the console report, which programs may parse."""
-        passed, failed, skipped = (self.count(category) for category in Category)
+        passed, failed, skipped = map(self.count, VERDICTS)
         return f"{passed} passed, {failed} failed, {skipped} skipped"
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process import shell_words, user_commands
-from torch_testing_ext._process.kept_failures import CACHE
 from torch_testing_ext._process.project_folder import is_checkout
+from torch_testing_ext._tests.kept_failures import CACHE
 
 from .options import OPTION_TABLE, Level, Options, OptionSpec, ShakeSpec
 from .options.names import setting_name, shown_value

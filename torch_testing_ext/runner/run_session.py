@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files
@@ -32,20 +33,7 @@ from torch_testing_ext.runner.scheduling.unit_queue import Priority, typical_sec
 
 from . import doors, rank_settings
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
-from .model import (
-    Attempt,
-    ExitCode,
-    FinishedTest,
-    KnownFile,
-    Policy,
-    Summary,
-    Test,
-    TestEnd,
-    TestId,
-    TestOutcome,
-    Unit,
-    exit_code,
-)
+from .model import Attempt, ExitCode, FinishedTest, KnownFile, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .run_site import on_this_machine
 from .site_protocol import Found, OpenSite, RunSite, Work

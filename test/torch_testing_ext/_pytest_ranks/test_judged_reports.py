@@ -11,14 +11,14 @@ from pathlib import Path
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
-from torch_testing_ext._pytest_ranks.reports import Ending, TestReports
+from torch_testing_ext._pytest_ranks.reports import TestReports
 from torch_testing_ext.common_utils import run_tests
 
 # A plugin that judges each test twice: with the exceptions, as a worker does, and by serialised reports, as a parent.
 PLUGIN = subject(__file__, "report_keeping_plugin.py")
 SUBJECT = subject(__file__, "judged_reports.py")
 WORSE = ("error", "KeyError: 'worse'", "tear-down")
-# By test: its ending, its reason or else the title of its failure; then the phase, the need, the verdict on ranks.
+# By test: its outcome, its reason or else the title of its failure; then the phase, the need, and if ranks decided.
 MODEL = {
     "test_passes": [("passed", "")],
     "test_assertion": [("failed", "AssertionError: assert 1 == 2")],
@@ -33,16 +33,16 @@ MODEL = {
     "test_xfails_without_reason": [("expected failure", "")],
     "test_xfails_otherwise": [("error", "ValueError: other")],
     "test_calls_xfail": [("expected failure", "it gives up")],
-    "test_xpasses": [("xpassed", "it is thought")],
-    "test_strict_xpass": [("strict xpass", "it is sure")],
-    "test_strict_xpass_without_reason": [("strict xpass", "[XPASS(strict)]")],
+    "test_xpasses": [("passed against xfail", "it is thought")],
+    "test_strict_xpass": [("unexpected success against xfail", "it is sure")],
+    "test_strict_xpass_without_reason": [("unexpected success against xfail", "[XPASS(strict)]")],
     "test_set_up": [("error", "AssertionError: bad", "set-up")],
     "test_tear_down": [WORSE],
     "test_both": [("failed", "AssertionError: assert False"), WORSE],
-    "test_strict_xpass_and_tear_down": [("strict xpass", "it is sure")],
+    "test_strict_xpass_and_tear_down": [("unexpected success against xfail", "it is sure")],
     "test_tear_down_skips": [("passed", "")],
     "test_unknown_fixture": [("error", "fixture 'nowhere' not found", "set-up")],
-    "test_ranks": [("error", "RuntimeError: rank 1 of 2 hangs", "", None, "timeout")],
+    "test_ranks": [("timeout", "RuntimeError: rank 1 of 2 hangs", "", None, True)],
     "UnittestTest::test_fails": [("failed", "AssertionError: of unittest")],
     "UnittestTest::test_skips": [("skipped", "of unittest")],
     "UnittestTest::test_expected": [("expected failure", "")],
@@ -61,9 +61,9 @@ SENT = MODEL | {
 
 
 def filled(
-    ending: str, text: str, phase: str = "", need: str | None = None, verdict: str | None = None
-) -> tuple[str | None, ...]:
-    return ending, text, phase, need, verdict
+    outcome: str, text: str, phase: str = "", need: str | None = None, is_of_ranks: bool = False
+) -> tuple[str | bool | None, ...]:
+    return outcome, text, phase, need, is_of_ranks
 
 
 class JudgedReportsTest(PytestCase):
@@ -105,7 +105,7 @@ class UnfinishedTest(unittest.TestCase):
                     reports.add(report(when, outcome))
                 (judged,) = reports.judge()
                 self.assertEqual(judged.title, expected)
-                self.assertEqual(judged.ending is Ending.UNFINISHED, bool(expected))
+                self.assertEqual(judged.is_unfinished, bool(expected))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from dataclasses import fields
 
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestEnd, TestId, TestOutcome, Unit
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Test, TestEnd, TestId, Unit
 
 
 def make_test(name, file="test/distributed/test_x.py", cls="XTest", **needs):

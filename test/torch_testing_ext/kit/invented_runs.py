@@ -10,6 +10,7 @@ from kit.invented import make_attempt
 from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, Site, SourceLine, Value
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane, TimedCall
 from torch_testing_ext._collectives.worlds.world_views import WorldCall, WorldClass, WorldView
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -20,20 +21,7 @@ from torch_testing_ext.runner.events import (
     UnitBegan,
     UnitEnded,
 )
-from torch_testing_ext.runner.model import (
-    COUNTS_AS,
-    Attempt,
-    Category,
-    FinishedTest,
-    Lease,
-    Policy,
-    RankLog,
-    Summary,
-    Test,
-    TestId,
-    TestOutcome,
-    Unit,
-)
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, RankLog, Summary, Test, TestId, Unit
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.console_layout import Styler
 from torch_testing_ext.runner.report.recorder import Recorder
@@ -56,7 +44,7 @@ def a_test(method: str, file: str = "test/distributed/test_example.py", **more) 
 
 def attempt(method: str, outcome: TestOutcome = TestOutcome.PASSED, **more) -> Attempt:
     test = more.pop("test", None) or a_test(method, world_size=2)
-    message = MESSAGE.format(method.removeprefix("test_")) if COUNTS_AS[outcome] is Category.FAILED else ""
+    message = MESSAGE.format(method.removeprefix("test_")) if outcome.is_failure else ""
     return make_attempt(test, outcome, **{"message": message, "seconds": 0.25, "lease": Lease((), (0, 1)), **more})
 
 

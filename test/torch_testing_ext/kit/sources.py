@@ -11,6 +11,7 @@ ROWS = (
     ("fault_points", "faults"),
     ("_torch",),
     ("_process",),
+    ("_tests",),
     ("_collectives",),
     ("_machine",),
     ("launch",),

@@ -4,12 +4,12 @@ import signal
 import unittest
 from dataclasses import fields, replace
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import (
     Case,
     Cause,
     Exit,
     Expected,
-    Outcome,
     RaisedError,
     RankAccount,
     RankEnding,
@@ -129,7 +129,7 @@ class VerdictTestCase(unittest.TestCase):
     def judge(self, *reports, timed_out=False, expected=None):
         return judge(world(*reports), timed_out, CASE, expected)
 
-    def assertVerdict(self, verdict: Verdict, outcome: Outcome, culprit=None, *parts: str):
+    def assertVerdict(self, verdict: Verdict, outcome: TestOutcome, culprit=None, *parts: str):
         self.assertEqual((verdict.outcome, verdict.culprit), (outcome, culprit), verdict.message)
         self.assertInOrder(verdict.message, *parts)
 

@@ -17,6 +17,7 @@ from kit.processes import ROOT
 from kit.ranks import Ranks
 
 from torch_testing_ext._process import setting_names
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, faults, kill
@@ -24,7 +25,7 @@ from torch_testing_ext.launch import session
 from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.launch.aspects.remarks import Remarks
 from torch_testing_ext.launch.attempts import Host, HostKind, RanksEnd, TestPlan
-from torch_testing_ext.launch.verdict import Case, Outcome, Verdict
+from torch_testing_ext.launch.verdict import Case, Verdict
 from torch_testing_ext.ranks import run_script, spawn
 
 WORLD_SIZE = 2
@@ -190,7 +191,7 @@ class PretendedHost(Host):
 
     def judge(self, attempt):
         self.note("judge")
-        return RanksEnd((), Verdict(Outcome.PASSED))
+        return RanksEnd((), Verdict(TestOutcome.PASSED))
 
     def complete(self, attempt, end):
         self.note("complete")

@@ -10,8 +10,9 @@ from torch_testing_ext._collectives.records.issued_calls import GroupRecord, mak
 from torch_testing_ext._collectives.records.raw_records import pack_record, read_entry, read_raw
 from torch_testing_ext._process import system
 from torch_testing_ext._process.source_files import source_text
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Outcome, RankEnding, RankReport, hang
+from torch_testing_ext.launch import Case, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
@@ -63,7 +64,7 @@ class TestTitle(unittest.TestCase):
 
     def verdict(self, *reports, culprit):
         verdict = judge(reports, True, Case("T.test_x"))
-        self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.TIMEOUT, culprit))
+        self.assertEqual((verdict.outcome, verdict.culprit), (TestOutcome.TIMEOUT, culprit))
         return verdict.message
 
     def title(self, *reports, culprit):

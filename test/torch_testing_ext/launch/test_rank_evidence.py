@@ -4,8 +4,9 @@ import unittest
 
 from kit.verdicts import report_on
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding, RankReport
+from torch_testing_ext.launch import Case, Expected, RankEnding, RankReport
 from torch_testing_ext.launch.nccl_status import NcclRank
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
@@ -17,21 +18,21 @@ CASE = Case("T.test_x", note="note of the case")
 
 class TestVerdict(unittest.TestCase):
     def test_a_pass(self):
-        self.assertIs(RankEvidence(PASSED).verdict(CASE).outcome, Outcome.PASSED)
+        self.assertIs(RankEvidence(PASSED).verdict(CASE).outcome, TestOutcome.PASSED)
 
     def test_all_passed_at_the_time_out(self):
-        self.assertIs(RankEvidence(PASSED, timed_out=True).verdict(CASE).outcome, Outcome.TIMEOUT)
+        self.assertIs(RankEvidence(PASSED, timed_out=True).verdict(CASE).outcome, TestOutcome.TIMEOUT)
 
     def test_a_time_out(self):
-        self.assertIs(RankEvidence(STOPPED, timed_out=True).verdict(CASE).outcome, Outcome.TIMEOUT)
+        self.assertIs(RankEvidence(STOPPED, timed_out=True).verdict(CASE).outcome, TestOutcome.TIMEOUT)
 
     def test_an_exit_code_that_is_expected(self):
         verdict = RankEvidence(PASSED, expected=Expected(code=3)).verdict(CASE)
-        self.assertIs(verdict.outcome, Outcome.FAILED)
+        self.assertIs(verdict.outcome, TestOutcome.FAILED)
 
     def test_a_failure_has_the_notes_of_the_case_and_of_the_evidence(self):
         verdict = RankEvidence(FAILED, note="note of the run").verdict(CASE)
-        self.assertEqual((verdict.outcome, verdict.culprit), (Outcome.FAILED, 1))
+        self.assertEqual((verdict.outcome, verdict.culprit), (TestOutcome.FAILED, 1))
         self.assertIn("note of the case\n\nnote of the run", verdict.message)
 
     def test_a_rank_that_answers_nothing_is_blamed(self):

@@ -11,7 +11,8 @@ from kit.processes import clean_environ
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process import notes, setting_names
+from torch_testing_ext._process import setting_names
+from torch_testing_ext._tests import notes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import rank_variables
 from torch_testing_ext.launch.launch_settings import KNOWN_NAMES, Settings, read_settings

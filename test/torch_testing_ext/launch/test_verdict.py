@@ -27,8 +27,9 @@ from kit.verdicts import (
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Expected, Outcome, RankAccount, RankEnding, Verdict
+from torch_testing_ext.launch import Case, Cause, Expected, RankAccount, RankEnding, Verdict
 from torch_testing_ext.launch.failure_views import view_of_error
 from torch_testing_ext.launch.judging import judge
 from torch_testing_ext.launch.rank_reports import is_victim
@@ -37,13 +38,13 @@ from torch_testing_ext.launch.rank_reports import is_victim
 class TestOutcomes(VerdictTestCase):
     def test_a_single_rank(self):
         table = {
-            RankEnding.PASSED: Outcome.PASSED,
-            RankEnding.SKIPPED: Outcome.SKIPPED,
-            RankEnding.FAILED: Outcome.FAILED,
-            RankEnding.ERROR: Outcome.ERROR,
-            RankEnding.EXITED: Outcome.CRASHED,
-            RankEnding.KILLED: Outcome.CRASHED,
-            RankEnding.LOST: Outcome.ERROR,
+            RankEnding.PASSED: TestOutcome.PASSED,
+            RankEnding.SKIPPED: TestOutcome.SKIPPED,
+            RankEnding.FAILED: TestOutcome.FAILED,
+            RankEnding.ERROR: TestOutcome.ERROR,
+            RankEnding.EXITED: TestOutcome.CRASHED,
+            RankEnding.KILLED: TestOutcome.CRASHED,
+            RankEnding.LOST: TestOutcome.ERROR,
         }
         for report in ONE_OF_EACH:
             if report.ending is not RankEnding.STOPPED:
@@ -53,21 +54,21 @@ class TestOutcomes(VerdictTestCase):
     def test_every_rank_counts(self):
         """One bad rank among good ones decides, wherever it stands."""
         table = [
-            (failed(), Outcome.FAILED, "failed: AssertionError: 1 != 2"),
-            (raised(), Outcome.ERROR, "raised ValueError: broken"),
-            (victim(), Outcome.ERROR, "raised RuntimeError: Connection closed"),
-            (exited(0), Outcome.CRASHED, "exited with code 0 before the test finished"),
-            (exited(3), Outcome.CRASHED, "exited with code 3 before the test finished"),
-            (exited(10), Outcome.CRASHED, "exited with code 10"),
+            (failed(), TestOutcome.FAILED, "failed: AssertionError: 1 != 2"),
+            (raised(), TestOutcome.ERROR, "raised ValueError: broken"),
+            (victim(), TestOutcome.ERROR, "raised RuntimeError: Connection closed"),
+            (exited(0), TestOutcome.CRASHED, "exited with code 0 before the test finished"),
+            (exited(3), TestOutcome.CRASHED, "exited with code 3 before the test finished"),
+            (exited(10), TestOutcome.CRASHED, "exited with code 10"),
             (
                 killed(signal.SIGKILL, 0.8),
-                Outcome.CRASHED,
+                TestOutcome.CRASHED,
                 "was killed by SIGKILL (out of memory?)",
             ),
-            (killed(signal.SIGSEGV), Outcome.CRASHED, "was killed by SIGSEGV"),
-            (killed(signal.SIGABRT), Outcome.CRASHED, "was killed by SIGABRT"),
-            (killed(63), Outcome.CRASHED, "was killed by signal 63"),
-            (lost(), Outcome.ERROR, "was lost: the process that starts the ranks"),
+            (killed(signal.SIGSEGV), TestOutcome.CRASHED, "was killed by SIGSEGV"),
+            (killed(signal.SIGABRT), TestOutcome.CRASHED, "was killed by SIGABRT"),
+            (killed(63), TestOutcome.CRASHED, "was killed by signal 63"),
+            (lost(), TestOutcome.ERROR, "was lost: the process that starts the ranks"),
         ]
         for bad, outcome, title in table:
             for place in range(3):
@@ -83,17 +84,17 @@ class TestOutcomes(VerdictTestCase):
 
     def test_all_skip(self):
         verdict = self.judge(skipped("Need at least 4 devices"), skipped("Need at least 4 devices"))
-        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "Need at least 4 devices", code=86))
+        self.assertEqual(verdict, Verdict(TestOutcome.SKIPPED, "Need at least 4 devices", code=86))
 
     def test_all_pass(self):
-        self.assertEqual(self.judge(passed(), passed()), Verdict(Outcome.PASSED))
+        self.assertEqual(self.judge(passed(), passed()), Verdict(TestOutcome.PASSED))
 
     def test_some_skip(self):
         for skips in ((0,), (1,), (0, 2), (1, 2)):
             with self.subTest(skips=skips):
                 verdict = self.judge(*(skipped() if rank in skips else passed() for rank in range(3)))
                 every = [f"rank {rank}: {'skipped' if rank in skips else 'passed'} after" for rank in range(3)]
-                self.assertVerdict(verdict, Outcome.FAILED, skips[0], "rank")
+                self.assertVerdict(verdict, TestOutcome.FAILED, skips[0], "rank")
                 for line in every:
                     self.assertIn(line, verdict.message)
         self.assertInOrder(self.judge(passed(), skipped()).message, "rank 1 skipped, rank 0 did not")
@@ -108,13 +109,13 @@ class TestOutcomes(VerdictTestCase):
             for reports, culprit in (((skipped(), bad), 1), ((bad, skipped()), 0)):
                 with self.subTest(ending=bad.ending, culprit=culprit):
                     verdict = self.judge(*reports)
-                    self.assertNotIn(verdict.outcome, (Outcome.PASSED, Outcome.SKIPPED))
+                    self.assertNotIn(verdict.outcome, (TestOutcome.PASSED, TestOutcome.SKIPPED))
                     self.assertEqual(verdict.culprit, culprit)
                     self.assertIn(f"rank {1 - culprit}: skipped after 0.10 s: no luck", verdict.message)
 
     def test_a_skip_that_the_others_wait_for(self):
         verdict = self.judge(skipped(), stopped())
-        self.assertVerdict(verdict, Outcome.FAILED, 0, "rank 0 skipped, rank 1 did not")
+        self.assertVerdict(verdict, TestOutcome.FAILED, 0, "rank 0 skipped, rank 1 did not")
         self.assertInOrder(verdict.message, "rank 1: still running after 1.50 s, terminated")
 
     def test_a_rank_that_was_ended_never_makes_a_pass(self):
@@ -122,21 +123,21 @@ class TestOutcomes(VerdictTestCase):
             for others in ((passed(),), (skipped(),), (exited(3),), (killed(signal.SIGABRT),)):
                 with self.subTest(expected=expected, others=[other.ending for other in others]):
                     verdict = self.judge(*others, stopped(), expected=expected)
-                    self.assertNotIn(verdict.outcome, (Outcome.PASSED, Outcome.SKIPPED))
+                    self.assertNotIn(verdict.outcome, (TestOutcome.PASSED, TestOutcome.SKIPPED))
 
     def test_timeout(self):
         verdict = self.judge(stopped(30.0), passed(), stopped(30.1), timed_out=True)
-        self.assertVerdict(verdict, Outcome.TIMEOUT, 0, "timed out after 30.1 s; ranks 0, 2 of 3 still running")
+        self.assertVerdict(verdict, TestOutcome.TIMEOUT, 0, "timed out after 30.1 s; ranks 0, 2 of 3 still running")
         self.assertInOrder(verdict.message, "rank 1: passed after 1.00 s", "where the running ranks are:")
 
     def test_timeout_of_one_rank(self):
         verdict = self.judge(passed(), stopped(30.0), timed_out=True)
-        self.assertVerdict(verdict, Outcome.TIMEOUT, 1, "rank 1 of 2 still running", "rank 0: passed")
+        self.assertVerdict(verdict, TestOutcome.TIMEOUT, 1, "rank 1 of 2 still running", "rank 0: passed")
 
     def test_timeout_shows_earlier_failures_too(self):
         verdict = self.judge(stopped(30.0), raised(seconds=29.5), timed_out=True)
         self.assertVerdict(
-            verdict, Outcome.TIMEOUT, 0, "timed out", "rank 1's traceback:\nTraceback:\nValueError: broken"
+            verdict, TestOutcome.TIMEOUT, 0, "timed out", "rank 1's traceback:\nTraceback:\nValueError: broken"
         )
 
     def test_timeout_after_which_all_ranks_ended(self):
@@ -144,14 +145,14 @@ class TestOutcomes(VerdictTestCase):
         for reports in ((passed(30.0), passed(30.2)), (skipped(), passed(30.2))):
             for expected in (None, ANY_CODE):
                 verdict = self.judge(*reports, timed_out=True, expected=expected)
-                self.assertVerdict(verdict, Outcome.TIMEOUT, None, "timed out after 30.2 s; the last ranks")
+                self.assertVerdict(verdict, TestOutcome.TIMEOUT, None, "timed out after 30.2 s; the last ranks")
                 self.assertNotIn("still running", verdict.message)
-        self.assertVerdict(self.judge(passed(), raised(), timed_out=True), Outcome.ERROR, 1, "rank 1 of 2 raised")
+        self.assertVerdict(self.judge(passed(), raised(), timed_out=True), TestOutcome.ERROR, 1, "rank 1 of 2 raised")
 
     def test_codes_do_not_excuse_a_timeout(self):
         for expected in (ANY_CODE, ABORTS):
             verdict = self.judge(killed(signal.SIGABRT), stopped(), timed_out=True, expected=expected)
-            self.assertVerdict(verdict, Outcome.TIMEOUT, 1, "rank 0: killed by SIGABRT")
+            self.assertVerdict(verdict, TestOutcome.TIMEOUT, 1, "rank 0: killed by SIGABRT")
 
 
 class TestDeclaredCodes(VerdictTestCase):
@@ -161,11 +162,15 @@ class TestDeclaredCodes(VerdictTestCase):
         ends = [exited(0), exited(3), exited(10), killed(signal.SIGKILL), killed(signal.SIGSEGV), passed(), skipped()]
         for pair in itertools.product(ends, repeat=2):
             with self.subTest(pair=[(report.ending, report.code) for report in pair]):
-                self.assertVerdict(self.judge(*pair, expected=ANY_CODE), Outcome.PASSED)
+                self.assertVerdict(self.judge(*pair, expected=ANY_CODE), TestOutcome.PASSED)
 
     def test_no_code_excuses_an_exception(self):
         for expected in (ANY_CODE, Expected(code=10), ABORTS):
-            for bad, outcome in ((failed(), Outcome.FAILED), (raised(), Outcome.ERROR), (lost(), Outcome.ERROR)):
+            for bad, outcome in (
+                (failed(), TestOutcome.FAILED),
+                (raised(), TestOutcome.ERROR),
+                (lost(), TestOutcome.ERROR),
+            ):
                 for reports, culprit in (((bad, killed(signal.SIGABRT)), 0), ((killed(signal.SIGABRT), bad), 1)):
                     with self.subTest(expected=expected, ending=bad.ending, culprit=culprit):
                         self.assertVerdict(self.judge(*reports, expected=expected), outcome, culprit)
@@ -179,7 +184,7 @@ class TestDeclaredCodes(VerdictTestCase):
         ]
         for pair in good:
             with self.subTest(pair=[(report.ending, report.code) for report in pair]):
-                self.assertVerdict(self.judge(*pair, expected=ABORTS), Outcome.PASSED)
+                self.assertVerdict(self.judge(*pair, expected=ABORTS), TestOutcome.PASSED)
 
     def test_another_code_than_expected(self):
         table = [
@@ -192,23 +197,23 @@ class TestDeclaredCodes(VerdictTestCase):
             with self.subTest(had=had):
                 verdict = self.judge(first, killed(signal.SIGABRT), expected=ABORTS)
                 title = f"rank 0 of 2 should have ended with exit code -6 (SIGABRT), but ended with {had}\n"
-                self.assertVerdict(verdict, Outcome.FAILED, 0, title, "rank 1: killed by SIGABRT")
+                self.assertVerdict(verdict, TestOutcome.FAILED, 0, title, "rank 1: killed by SIGABRT")
 
     def test_expected_code_0_is_a_clean_exit(self):
-        self.assertVerdict(self.judge(passed(), exited(3), expected=Expected(code=0)), Outcome.PASSED)
+        self.assertVerdict(self.judge(passed(), exited(3), expected=Expected(code=0)), TestOutcome.PASSED)
 
     def test_a_skip_is_a_skip_whatever_code_was_expected(self):
         verdict = self.judge(skipped("no NCCL"), skipped("no NCCL"), expected=ABORTS)
-        self.assertEqual(verdict, Verdict(Outcome.SKIPPED, "no NCCL", code=86))
+        self.assertEqual(verdict, Verdict(TestOutcome.SKIPPED, "no NCCL", code=86))
 
     def test_ranks_disagree_whatever_code_was_expected(self):
         for pair in ((skipped(), killed(signal.SIGABRT)), (killed(signal.SIGABRT), skipped())):
             verdict = self.judge(*pair, expected=ABORTS)
-            self.assertVerdict(verdict, Outcome.FAILED, int(pair[1].ending is RankEnding.SKIPPED), "skipped")
+            self.assertVerdict(verdict, TestOutcome.FAILED, int(pair[1].ending is RankEnding.SKIPPED), "skipped")
 
     def test_any_code_overrides_a_specific_one(self):
         verdict = self.judge(exited(3), passed(), expected=Expected(any_code=True, code=-signal.SIGABRT))
-        self.assertVerdict(verdict, Outcome.PASSED)
+        self.assertVerdict(verdict, TestOutcome.PASSED)
 
     def test_which_endings_decide(self):
         """The other ranks are ended soon after an ending that decides, so this must agree with the verdict."""
@@ -227,7 +232,7 @@ class TestCulprits(VerdictTestCase):
             verdict = self.judge(*reports)
             self.assertVerdict(
                 verdict,
-                Outcome.ERROR,
+                TestOutcome.ERROR,
                 culprit,
                 f"rank {culprit} of 2 raised ValueError: early",
                 f"rank {culprit}: error after 1.00 s: ValueError: early",
@@ -239,12 +244,12 @@ class TestCulprits(VerdictTestCase):
     def test_the_first_to_end_counts_not_the_shortest_run(self):
         """A rank that is a new interpreter may start seconds after another."""
         early, late = but(raised(seconds=3.0), ended=13.0), but(raised(seconds=1.0), ended=14.0)
-        self.assertVerdict(self.judge(late, early), Outcome.ERROR, 1, "all 2 ranks raised", "rank 1's traceback")
+        self.assertVerdict(self.judge(late, early), TestOutcome.ERROR, 1, "all 2 ranks raised", "rank 1's traceback")
 
     def test_outcome_is_that_of_the_culprit(self):
-        self.assertVerdict(self.judge(failed(seconds=1.0), raised(seconds=1.1)), Outcome.FAILED, 0)
-        self.assertVerdict(self.judge(failed(seconds=1.1), raised(seconds=1.0)), Outcome.ERROR, 1)
-        self.assertVerdict(self.judge(failed(seconds=1.1), killed(signal.SIGSEGV, 1.0)), Outcome.CRASHED, 1)
+        self.assertVerdict(self.judge(failed(seconds=1.0), raised(seconds=1.1)), TestOutcome.FAILED, 0)
+        self.assertVerdict(self.judge(failed(seconds=1.1), raised(seconds=1.0)), TestOutcome.ERROR, 1)
+        self.assertVerdict(self.judge(failed(seconds=1.1), killed(signal.SIGSEGV, 1.0)), TestOutcome.CRASHED, 1)
 
     def test_victims_come_after_the_culprit(self):
         """Also if they failed before the culprit was reaped."""
@@ -266,7 +271,7 @@ class TestCulprits(VerdictTestCase):
     def test_only_victims_the_first_is_shown(self):
         """Its peer passed: the cause of the lost connection is unknown, so the first victim is shown."""
         verdict = self.judge(victim(1.1), victim(1.0), passed())
-        self.assertVerdict(verdict, Outcome.ERROR, 1, "rank 1 of 3 raised", "rank 1's traceback:")
+        self.assertVerdict(verdict, TestOutcome.ERROR, 1, "rank 1 of 3 raised", "rank 1's traceback:")
         self.assertNotIn("rank 0's traceback", verdict.message)
         self.assertIn("(lost its peer because of rank 1)", verdict.message)
 
@@ -281,24 +286,24 @@ class TestCulprits(VerdictTestCase):
         """By a signal, or by an error of gloo about an address that is not there; not by another error."""
         race = Finding(FindingKind.RACE, "rank 0: a buffer was freed", (), (0,))
         reports = {
-            "a signal": (killed(signal.SIGSEGV), Outcome.FAILED),
-            "an address": (raised("RuntimeError: writev [127.0.0.1]:5555: Bad address"), Outcome.FAILED),
-            "another error": (raised("ValueError: broken"), Outcome.ERROR),
+            "a signal": (killed(signal.SIGSEGV), TestOutcome.FAILED),
+            "an address": (raised("RuntimeError: writev [127.0.0.1]:5555: Bad address"), TestOutcome.FAILED),
+            "another error": (raised("ValueError: broken"), TestOutcome.ERROR),
         }
         for name, (second, outcome) in reports.items():
             with self.subTest(name):
                 verdict = self.judge(but(victim(), found=(race,)), second)
                 self.assertEqual(verdict.outcome, outcome)
-                self.assertEqual(verdict.message.startswith(race.sentence), outcome is Outcome.FAILED)
+                self.assertEqual(verdict.message.startswith(race.sentence), outcome is TestOutcome.FAILED)
 
     def test_same_moment_lowest_rank_first(self):
         reports = passed(), raised("ValueError: one"), raised("ValueError: two")
-        self.assertVerdict(self.judge(*reports), Outcome.ERROR, 1, "rank 1's", "rank 2's")
+        self.assertVerdict(self.judge(*reports), TestOutcome.ERROR, 1, "rank 1's", "rank 2's")
 
     def test_a_rank_that_we_ended_is_not_the_culprit(self):
         verdict = self.judge(stopped(1.0), killed(signal.SIGKILL, 1.4))
         self.assertVerdict(
-            verdict, Outcome.CRASHED, 1, "rank 1: killed by SIGKILL", "rank 0: still running after 1.00 s"
+            verdict, TestOutcome.CRASHED, 1, "rank 1: killed by SIGKILL", "rank 0: still running after 1.00 s"
         )
 
 

@@ -6,8 +6,9 @@ import re
 from kit.drawing import Drawer, seeds
 from kit.verdicts import ABORTS, ANY_CODE, CASE, ONE_OF_EACH, VerdictTestCase, skipped, victim
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Expected, Outcome, RankEnding
+from torch_testing_ext.launch import Expected, RankEnding
 
 ENDS = [*ONE_OF_EACH, victim(), skipped("another reason", 72)]
 EXPECTATIONS = [Expected(), ANY_CODE, ABORTS, Expected(code=3), Expected(True, 0)]
@@ -39,7 +40,7 @@ def read_numbers(text):
 class TestProperties(VerdictTestCase):
     @in_many_worlds
     def test_a_pass_needs_every_rank(self, reports, timed_out, expected, _):
-        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is not Outcome.PASSED:
+        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is not TestOutcome.PASSED:
             return
         self.assertFalse(timed_out)
         allowed = {RankEnding.PASSED}
@@ -52,14 +53,14 @@ class TestProperties(VerdictTestCase):
 
     @in_many_worlds
     def test_a_skip_needs_every_rank(self, reports, timed_out, expected, _):
-        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is Outcome.SKIPPED:
+        if self.judge(*reports, timed_out=timed_out, expected=expected).outcome is TestOutcome.SKIPPED:
             self.assertFalse(timed_out)
             self.assertEqual({report.ending for report in reports}, {RankEnding.SKIPPED})
 
     @in_many_worlds
     def test_every_failure_is_explained(self, reports, timed_out, expected, _):
         verdict = self.judge(*reports, timed_out=timed_out, expected=expected)
-        if verdict.outcome in (Outcome.PASSED, Outcome.SKIPPED):
+        if verdict.outcome in (TestOutcome.PASSED, TestOutcome.SKIPPED):
             return
         self.assertIn(CASE.rerun_command, verdict.message)
         found = re.findall(
@@ -77,7 +78,7 @@ class TestProperties(VerdictTestCase):
     def test_the_order_of_ranks_does_not_matter(self, reports, any_code, _, draw):
         orders = reports, draw.shuffled(reports)
         before, after = (self.judge(*order, expected=Expected(any_code)).outcome for order in orders)
-        good = (Outcome.PASSED, Outcome.SKIPPED)
+        good = (TestOutcome.PASSED, TestOutcome.SKIPPED)
         self.assertEqual(before if before in good else "bad", after if after in good else "bad")
 
     @in_many_worlds

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
+from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
 
 PROJECT = Path(__file__).parent / "project"
 BROKEN_SYNTAX = "def never(:\n    pass\n"  # written when the project is copied, so that no tool finds it here
@@ -27,13 +27,13 @@ class Must:
     want: str | None = None
 
     @property
-    def verdict(self) -> Category:
-        return COUNTS_AS[self.outcome]
+    def verdict(self) -> TestOutcome:
+        return self.outcome.counts_as
 
     @property
     def all_attempts(self) -> tuple[TestOutcome, ...]:
         """The outcome of each attempt: a test that fails is retried RETRIES times."""
-        retries = RETRIES if self.verdict is Category.FAILED and self.attempts == () else 0
+        retries = RETRIES if self.verdict is TestOutcome.FAILED and self.attempts == () else 0
         return self.attempts or (self.outcome,) * (1 + retries)
 
 
@@ -131,4 +131,4 @@ def expected(prefix: str) -> dict[str, Must]:
 
 def last_line(model: dict[str, Must]) -> str:
     counts = Counter(must.verdict for must in model.values())
-    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Category)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS)

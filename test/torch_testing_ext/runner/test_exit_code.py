@@ -2,8 +2,9 @@
 
 from kit.invented_runs import a_test, finished_test
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.runner.model import ExitCode, Summary, TestOutcome, exit_code
+from torch_testing_ext.runner.model import ExitCode, Summary, exit_code
 
 PASSED = finished_test("test_a", TestOutcome.PASSED)
 FAILED = finished_test("test_b", TestOutcome.FAILED)

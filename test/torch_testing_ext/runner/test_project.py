@@ -19,7 +19,7 @@ from kit.runs import FinishedRun, run_test
 from project_model import ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
-from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.report.page.timeline import css_class
 from torch_testing_ext.runner.report.wording import printable
 
@@ -111,7 +111,7 @@ class ModelTest(unittest.TestCase):
     def test_console_prints_failures_at_once_and_names_them_again_with_their_causes(self):
         at_once, at_the_end, _ = self.ran.console.split("\n" + "=" * 100 + "\n", 2)
         lines = at_the_end.strip().splitlines()
-        failed = {name: must for name, must in MODEL.items() if must.verdict is Category.FAILED}
+        failed = {name: must for name, must in MODEL.items() if must.verdict is TestOutcome.FAILED}
         for name, must in failed.items():
             with self.subTest(test=name):
                 self.assertIn(name, at_once)
@@ -140,10 +140,10 @@ class ModelTest(unittest.TestCase):
                 case = cases[f"{module}.{inner}" if "::" in inner else f"{module}::{inner or file}"]
                 failed = case.find("failure") is not None or case.find("error") is not None
                 skipped = case.find("skipped") is not None
-                is_ = Category.FAILED if failed else Category.SKIPPED if skipped else Category.PASSED
+                is_ = TestOutcome.FAILED if failed else TestOutcome.SKIPPED if skipped else TestOutcome.PASSED
                 self.assertEqual(is_, must.verdict)
                 reruns = [child for child in case if child.tag.startswith(("rerun", "flaky"))]
-                flaky = sum(COUNTS_AS[each] is Category.FAILED for each in must.all_attempts)
+                flaky = sum(each.is_failure for each in must.all_attempts)
                 self.assertEqual(
                     len(reruns), flaky if must.outcome is TestOutcome.FLAKY else len(must.all_attempts) - 1
                 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kit.verdicts import report_on
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
-from torch_testing_ext.launch import Case, Expected, Outcome, RankEnding
+from torch_testing_ext.launch import Case, Expected, RankEnding
 from torch_testing_ext.launch.judging import judge
 from torch_testing_ext.upstream.outcomes_of_pytorch import outcome_of_pytorch, remark_on_failure
 
@@ -20,26 +21,26 @@ PLAIN, ANY, ABORT = Expected(), Expected(any_code=True), Expected(code=-6)
 
 CASES = {
     # name: ranks, what the test expects, PyTorch's outcome, whether we are stricter
-    "all_pass": ([PASSED, PASSED], PLAIN, Outcome.PASSED, False),
-    "all_skip": ([SKIPPED, SKIPPED], PLAIN, Outcome.SKIPPED, False),
-    "one_fails": ([PASSED, FAILED], PLAIN, Outcome.ERROR, False),
-    "rank_1_exits": ([PASSED, EXITED], PLAIN, Outcome.PASSED, True),
-    "rank_0_exits": ([EXITED, PASSED], PLAIN, Outcome.FAILED, False),
-    "rank_1_crashes": ([PASSED, CRASHED], PLAIN, Outcome.PASSED, True),
-    "rank_0_exits_with_0": ([EXITED_WITH_0, PASSED], PLAIN, Outcome.PASSED, True),
-    "rank_1_skips": ([PASSED, SKIPPED], PLAIN, Outcome.PASSED, True),
-    "rank_0_skips_rank_1_crashes": ([SKIPPED, CRASHED], PLAIN, Outcome.SKIPPED, True),
-    "rank_1_hangs": ([PASSED, STUCK], PLAIN, Outcome.TIMEOUT, False),
-    "any_code": ([EXITED, CRASHED], ANY, Outcome.PASSED, False),
-    "the_expected_code": ([(RankEnding.KILLED, -6), PASSED], ABORT, Outcome.PASSED, False),
-    "another_code": ([EXITED, PASSED], ABORT, Outcome.FAILED, False),
+    "all_pass": ([PASSED, PASSED], PLAIN, TestOutcome.PASSED, False),
+    "all_skip": ([SKIPPED, SKIPPED], PLAIN, TestOutcome.SKIPPED, False),
+    "one_fails": ([PASSED, FAILED], PLAIN, TestOutcome.ERROR, False),
+    "rank_1_exits": ([PASSED, EXITED], PLAIN, TestOutcome.PASSED, True),
+    "rank_0_exits": ([EXITED, PASSED], PLAIN, TestOutcome.FAILED, False),
+    "rank_1_crashes": ([PASSED, CRASHED], PLAIN, TestOutcome.PASSED, True),
+    "rank_0_exits_with_0": ([EXITED_WITH_0, PASSED], PLAIN, TestOutcome.PASSED, True),
+    "rank_1_skips": ([PASSED, SKIPPED], PLAIN, TestOutcome.PASSED, True),
+    "rank_0_skips_rank_1_crashes": ([SKIPPED, CRASHED], PLAIN, TestOutcome.SKIPPED, True),
+    "rank_1_hangs": ([PASSED, STUCK], PLAIN, TestOutcome.TIMEOUT, False),
+    "any_code": ([EXITED, CRASHED], ANY, TestOutcome.PASSED, False),
+    "the_expected_code": ([(RankEnding.KILLED, -6), PASSED], ABORT, TestOutcome.PASSED, False),
+    "another_code": ([EXITED, PASSED], ABORT, TestOutcome.FAILED, False),
 }
 
 
 @instantiate_parametrized_tests
 class StricterTest(TestCase):
     @parametrize("case", [subtest(case, name=name) for name, case in CASES.items()])
-    def test_remark(self, case: tuple[list[tuple[RankEnding, int]], Expected, Outcome, bool]) -> None:
+    def test_remark(self, case: tuple[list[tuple[RankEnding, int]], Expected, TestOutcome, bool]) -> None:
         ends, expected, theirs, stricter = case
         reports = [report_on(rank, ending, code=code, summary="x") for rank, (ending, code) in enumerate(ends)]
         verdict = judge(reports, False, Case("T.test"), expected)

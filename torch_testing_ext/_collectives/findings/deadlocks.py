@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from torch_testing_ext._collectives.records.issued_calls import shared_groups, whole_records
-from torch_testing_ext._process.words import EndWords, grouped, list_of, verb_for
+from torch_testing_ext._process.words import grouped, list_of, verb_for
+from torch_testing_ext._tests.outcomes import TestOutcome
 
 from .finding import MOST_WAYS, Doing, Ended, Finding, FindingKind, calls_in, of_named_group
 from .message_pairs import Records, Wait, unpaired
@@ -148,7 +149,7 @@ def _is_same_call(first: Wait, second: Wait) -> bool:
 def sentence_of_abandoned(gone: Sequence[int], ended: Ended, wait: Wait, waiting: Sequence[int]) -> str:
     """Name the ranks that ended without the collective that others wait in."""
     how = ended[gone[0]]
-    left = f"{list_of(gone)} {'left' if how == EndWords.PASSED else how}"
+    left = f"{list_of(gone)} {'left' if how == TestOutcome.PASSED.value else how}"
     if wait.is_at_store:
         return f"{left} without setting {wait.cause}; {are_waiting(waiting)} for it"
     if wait.call.is_p2p:

@@ -19,7 +19,7 @@ from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.findings.uneven_calls import first_unmatched
 from torch_testing_ext._collectives.records.issued_calls import GroupKey, RankRecord, SharedGroup
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL, HostWait
-from torch_testing_ext._process.words import EndWords
+from torch_testing_ext._tests.outcomes import TestOutcome
 
 from .group_differences import first_group_difference
 from .world_records import RankStep, WorldRecords, order_of
@@ -151,7 +151,7 @@ class Progress:
             stuck[rank] = Wait(rank, group, call, missing[event], any_of=call.is_p2p and call.peer is None)
         if not stuck:
             return None
-        ended = {rank: EndWords.PASSED for rank in range(len(self._at)) if rank not in self._blocked}
+        ended = {rank: TestOutcome.PASSED.value for rank in range(len(self._at)) if rank not in self._blocked}
         found = describe_deadlock(stuck, ended)
         lines = [
             line._replace(did=line.did + notes.get(line.rank, "")) if isinstance(line, Doing) else line

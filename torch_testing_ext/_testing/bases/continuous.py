@@ -366,7 +366,7 @@ class _Task(Host):
         changes = test._state_changes(end.reports)
         if not test._running_ranks().are_there or changes or test.isolated:
             test._dismiss_ranks()
-        if end.verdict.outcome is not launch.Outcome.PASSED:
+        if end.verdict.outcome is not launch.TestOutcome.PASSED:
             return end.with_note("\n\n".join(changes))
         for text in changes:
             warnings.warn(text, GlobalStateWarning, stacklevel=2)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
-from torch_testing_ext._process.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext._testing.bases import group_creation, rank_accounts, rank_life
 from torch_testing_ext._testing.bases.rank_verdicts import rank_error
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._tests.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext.launch import rank_collectives, this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
@@ -67,7 +67,7 @@ def check_launch(test: unittest.TestCase | None = None) -> None:
     """Raise an error if this process has the variables of a rank, but no other rank is there."""
     why = launch.why_no_rank()
     if why:
-        raise rank_error(launch.Verdict(launch.Outcome.ERROR, why), test)
+        raise rank_error(launch.Verdict(launch.TestOutcome.ERROR, why), test)
 
 
 def wrong_size(world_size: int) -> str:
@@ -102,7 +102,7 @@ def begin(
         _say_if_hashes_are_alike(sanitize)
         return _member().of_this_process().begin(case, str(directory), timeout, may_differ, sanitize)
     except WrongRound as error:
-        wrong = launch.Verdict(launch.Outcome.ERROR, str(error))
+        wrong = launch.Verdict(launch.TestOutcome.ERROR, str(error))
     raise rank_error(wrong, test)
 
 
@@ -147,7 +147,7 @@ class InPlace(Host):
         return Path(self._round.directory)
 
     def refusal(self, what: str, why: str) -> Exception:
-        return rank_error(launch.Verdict(launch.Outcome.ERROR, f"{what}: {why}"), self._test)
+        return rank_error(launch.Verdict(launch.TestOutcome.ERROR, f"{what}: {why}"), self._test)
 
     def start(self, attempt: RankAttempt) -> None:
         """Begin the test together with all ranks. Skips a test of another world size."""
@@ -207,12 +207,12 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
 
 def _here(verdict: launch.Verdict) -> launch.Verdict:
     """The verdict as this rank shows it: rank 0 reports for all, if it is there."""
-    if verdict.outcome is launch.Outcome.PASSED and not is_first():
+    if verdict.outcome is launch.TestOutcome.PASSED and not is_first():
         return replace(verdict, text="")
     if (
         is_first()
         or not verdict.message
-        or verdict.outcome is launch.Outcome.SKIPPED
+        or verdict.outcome is launch.TestOutcome.SKIPPED
         or _member().of_this_process().is_alone
     ):
         return verdict

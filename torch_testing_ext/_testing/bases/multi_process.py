@@ -77,7 +77,7 @@ class MultiProcessTestCase(ProcessRanksTestCase):
 
     _directory: Path | None = None
     _skip: TestSkip | None = None
-    _verdict = launch.Verdict(launch.Outcome.PASSED)
+    _verdict = launch.Verdict(launch.TestOutcome.PASSED)
 
     # -- for subclasses to override
 

@@ -133,7 +133,7 @@ class FailedRanks(list["tuple[int, ExcInfo]"]):
     def __init__(self, test: unittest.TestCase, ranks: RankThreads, verdict: launch.Verdict):
         super().__init__(sorted(ranks.errors.items()))
         hung = TimeoutError(verdict.message)
-        if verdict.outcome is launch.Outcome.TIMEOUT:
+        if verdict.outcome is launch.TestOutcome.TIMEOUT:
             self.append((verdict.culprit or 0, (TimeoutError, hung, None)))
         self._complete = list(self)
         self.test = test

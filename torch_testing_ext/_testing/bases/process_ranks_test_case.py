@@ -90,10 +90,10 @@ class ProcessRanksTestCase(RankedTestCase):
         disagreement = expectations.compare_ranks(logs) if logs else ""
         if not disagreement:
             return end
-        if end.verdict.outcome is launch.Outcome.PASSED:
+        if end.verdict.outcome is launch.TestOutcome.PASSED:
             command = command_of(self, self._result)
             failure = FailureView.of_text(disagreement, rerun_command=command)
-            return replace(end, verdict=launch.Verdict(launch.Outcome.FAILED, failure=failure))
+            return replace(end, verdict=launch.Verdict(launch.TestOutcome.FAILED, failure=failure))
         return end.with_note(disagreement)
 
 

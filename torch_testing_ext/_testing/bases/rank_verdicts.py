@@ -7,8 +7,8 @@ from typing import ParamSpec, TypeVar
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import kept_failures
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
+from torch_testing_ext._tests import kept_failures
 from torch_testing_ext.launch.user_warnings import show_to_user
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -20,7 +20,7 @@ __unittest = True
 class RankError(RuntimeError, AssertionError):
     """A rank raised, crashed, hung or got lost. The message covers all ranks."""
 
-    outcome = launch.Outcome.ERROR
+    outcome = launch.TestOutcome.ERROR
     cause_of_failure = launch.Cause.OWN
     # If it was judged.
     failure: FailureView | None = None
@@ -34,7 +34,7 @@ class RankError(RuntimeError, AssertionError):
 class RankFailure(AssertionError, RuntimeError):
     """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
 
-    outcome = launch.Outcome.FAILED
+    outcome = launch.TestOutcome.FAILED
     cause_of_failure = launch.Cause.OWN
     failure: FailureView | None = None
 
@@ -89,12 +89,12 @@ def raise_verdict(verdict: launch.Verdict, name: str = "", test: unittest.TestCa
     """
     __tracebackhide__ = True
     match verdict.outcome:
-        case launch.Outcome.PASSED:
+        case launch.TestOutcome.PASSED:
             if verdict.message:
                 show_to_user(f"{name}: {verdict.message}" if name else verdict.message)
-        case launch.Outcome.SKIPPED:
+        case launch.TestOutcome.SKIPPED:
             raise Skipped(TestSkip(verdict.code or TEST_SKIPS["generic"].exit_code, verdict.message))
-        case launch.Outcome.FAILED:
+        case launch.TestOutcome.FAILED:
             raise _with_account(RankFailure(verdict.message), verdict)
         case _:
             raise rank_error(verdict, test)

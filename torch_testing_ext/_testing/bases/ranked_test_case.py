@@ -123,7 +123,7 @@ class RankedTestCase(TestCase):
         return False
 
     def _error(self, message: str) -> RankError:
-        return rank_error(launch.Verdict(launch.Outcome.ERROR, message), self)
+        return rank_error(launch.Verdict(launch.TestOutcome.ERROR, message), self)
 
     def _checked_world_size(self) -> int:
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")

@@ -23,7 +23,7 @@ class ShownRanks(ProcessHost):
         # A rank that is debugged has the terminal, and no file.
         ranks = range(attempt.plan.world_size)
         self.outputs = tuple(text_of(attempt.directory / f"rank{rank}.log") for rank in ranks)
-        if end.verdict.outcome is launch.Outcome.PASSED:
+        if end.verdict.outcome is launch.TestOutcome.PASSED:
             for rank, output in enumerate(self.outputs):
                 for line in output.splitlines():
                     print(f"[rank{rank}] {line}")

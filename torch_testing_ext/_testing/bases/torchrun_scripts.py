@@ -17,15 +17,16 @@ from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack_record
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import ends, messages, system, user_commands
-from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.limited_commands import CommandEnd, run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
+from torch_testing_ext._tests.launcher_variables import without_launch
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.logs_of_ranks import Logs, records_of
+from torch_testing_ext.launch.rank_variables import for_gloo
 from torch_testing_ext.launch.user_warnings import say_once, show_to_user
 from torch_testing_ext.launch.watching.evidence import RankEvidence, with_collectives
 
@@ -69,7 +70,7 @@ class TorchrunRanks(Host):
         # By default, torchrun leaves a folder for logs behind.
         logs = f"--log-dir={directory / 'logs'}"
         of_rank = (*wrapper, messages.to_json(attempt.sanitize), str(script), *self._words)
-        environ = {**without_launch({**os.environ, **attempt.environ}), **system.for_gloo(), **self._env}
+        environ = {**without_launch({**os.environ, **attempt.environ}), **for_gloo(), **self._env}
         limit = attempt.plan.timeout or ranked_test_case.TIMEOUT_DEFAULT
         output, end = _output_of([sys.executable, *launcher, logs, *of_rank], environ, limit, directory / "output")
         left = _Left(directory, size, attempt.sanitize)

@@ -88,7 +88,7 @@ class WorldRanks(Host):
 
         ranks = whole_worlds.run_ranks(body, size, _TIMEOUT, is_test=True)
         whole_worlds.judge_ranks(ranks)
-        return RanksEnd((), launch.Verdict(launch.Outcome.PASSED))
+        return RanksEnd((), launch.Verdict(launch.TestOutcome.PASSED))
 
     def _run(self, rank: int, size: int, directory: Path) -> None:
         account = KeptAccount()

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from torch_testing_ext._process.launcher_variables import RENDEZVOUS
 from torch_testing_ext._testing.helpers.contexts import changed_environment
+from torch_testing_ext._tests.launcher_variables import RENDEZVOUS
 
 
 class DistributedExec:

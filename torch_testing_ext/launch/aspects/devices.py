@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import device_sharing, visible_devices
 from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
-from torch_testing_ext._process import notes, setting_names
+from torch_testing_ext._process import setting_names
 from torch_testing_ext._process.private_folders import UnsafeFolder
+from torch_testing_ext._tests import notes
 from torch_testing_ext.launch.attempts import Aspect, DeviceNeed, HostKind
 
 if TYPE_CHECKING:

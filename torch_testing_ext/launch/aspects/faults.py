@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch_testing_ext._process import notes
-from torch_testing_ext.faults import PLAN, FaultPlan, Sweep, SweepReport
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.sweep_reports import SweepReport
+from torch_testing_ext.faults import PLAN, FaultPlan, Sweep
 from torch_testing_ext.launch.attempts import Aspect, HostKind
 from torch_testing_ext.launch.launch_settings import read_settings
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
 from torch_testing_ext.launch.rank_reports import RankReport
-from torch_testing_ext.launch.verdict import Outcome
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -38,7 +38,7 @@ class Leftovers(Aspect):
     )
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        if attempt.is_first and end.verdict.outcome is Outcome.PASSED:
+        if attempt.is_first and end.verdict.outcome is TestOutcome.PASSED:
             print_leftovers(attempt.plan.case.name, end.reports)
         return end
 

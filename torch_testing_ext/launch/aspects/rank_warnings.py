@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
 from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
 from torch_testing_ext.launch.rank_reports import RankReport
-from torch_testing_ext.launch.verdict import Outcome
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -135,7 +135,7 @@ class RankWarnings(Aspect):
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
         if attempt.is_first:
-            filtered = attempt.host.has_own_filters and end.verdict.outcome is Outcome.PASSED
+            filtered = attempt.host.has_own_filters and end.verdict.outcome is TestOutcome.PASSED
             warn_again_of_ranks(end.reports, filtered)
         return end
 

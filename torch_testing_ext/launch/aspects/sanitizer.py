@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
-from torch_testing_ext._process import notes
+from torch_testing_ext._tests import notes
 from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.attempts import Aspect, HostKind
 from torch_testing_ext.launch.jobs import Sanitize

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.stacks import stacks_of_this_process
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_collectives
 from torch_testing_ext.launch.accounts import RankAccount, now
 from torch_testing_ext.launch.jobs import Sanitize
@@ -41,7 +42,7 @@ from torch_testing_ext.launch.launched.round_messages import (
 )
 from torch_testing_ext.launch.launched.rounds import HAS_LEFT
 from torch_testing_ext.launch.launched_by import Launched, this_launch
-from torch_testing_ext.launch.verdict import Case, Outcome, Verdict
+from torch_testing_ext.launch.verdict import Case, Verdict
 
 # A test gets this long to return, once the verdict is known.
 _GRACE_AFTER_VERDICT = 0.5
@@ -149,7 +150,7 @@ class Member:
             time.sleep(_PAUSE)
         self._in_test = False
         if not isinstance(answer, RoundJudged):
-            verdict = Verdict(Outcome.CRASHED, self._rank_0_was_lost(), 0)
+            verdict = Verdict(TestOutcome.CRASHED, self._rank_0_was_lost(), 0)
             answer = RoundJudged(verdict, (), (), is_deadlocked=False)
         self.judged = answer
         return answer.verdict
@@ -203,7 +204,7 @@ class Member:
                 self.is_alone = True
                 self._inbox.put(None)
                 why = self._rank_0_was_lost()
-                self._leave_unless_the_test_returns(Verdict(Outcome.CRASHED, why, 0), f"rank {self.rank}: {why}")
+                self._leave_unless_the_test_returns(Verdict(TestOutcome.CRASHED, why, 0), f"rank {self.rank}: {why}")
 
     def _on_message(self, message: FromCoordinator) -> None:
         if isinstance(message, AskForStacks):

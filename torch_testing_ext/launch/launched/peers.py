@@ -14,7 +14,8 @@ import socket
 import sys
 import time
 
-from torch_testing_ext._process import launcher_variables as variables, system, terminal, user_commands
+from torch_testing_ext._process import system, terminal, user_commands
+from torch_testing_ext._tests import launcher_variables as variables
 from torch_testing_ext.launch import launched_by
 from torch_testing_ext.launch.launched_by import Launched, this_launch
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.records.raw_records import RawRecord
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.rank_reports import RankReport, add_recorders
-from torch_testing_ext.launch.verdict import Case, Expected, Outcome, Verdict, nothing_to_judge
+from torch_testing_ext.launch.verdict import Case, Expected, Verdict, nothing_to_judge
 
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings.finding import Finding
@@ -31,7 +32,7 @@ class RankEvidence:
         """Judge the test."""
         is_certain = self.finding is None and not self.timed_out
         if is_certain and nothing_to_judge(self.reports, self.expected):
-            return Verdict(Outcome.PASSED)
+            return Verdict(TestOutcome.PASSED)
         from torch_testing_ext.launch.judging import judge
 
         note = "\n\n".join(filter(None, (case.note, self.note)))

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torch_testing_ext._process.notes import note_memory
+from torch_testing_ext._tests.notes import note_memory
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import start, terminal_turns
 from torch_testing_ext.launch.accounts import RankEnding, now

@@ -21,10 +21,11 @@ from torch_testing_ext._machine.machine_memory import MachineMemory
 from torch_testing_ext._process import sessions, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.setting_names import LOGS
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
-from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd
 from torch_testing_ext.runner.options import CannotRun, UsageError
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory

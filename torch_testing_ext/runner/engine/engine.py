@@ -16,17 +16,9 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_thre
 from torch_testing_ext._collectives.worlds.world_views import describe_world
 from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._process import system, user_commands
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.model import (
-    Attempt,
-    Lease,
-    RunHeader,
-    Summary,
-    Test,
-    TestEnd,
-    TestOutcome,
-    Unit,
-)
+from torch_testing_ext.runner.model import Attempt, Lease, RunHeader, Summary, Test, TestEnd, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import Plan

@@ -15,7 +15,8 @@ from torch_testing_ext._process import system
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.questions import NoAnswer
 from torch_testing_ext._process.words import size_in_words
-from torch_testing_ext.runner.model import COUNTS_AS, Attempt, Category, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt
 
 MEMORY_TIMEOUT = 10.0
 LOOK_AT_MEMORY = 0.2
@@ -209,7 +210,7 @@ def with_held(attempts: Sequence[Attempt], held: Sequence[HeldDevice]) -> list[A
     *others, last = attempts
     text = "\n".join(f"{device}; it is not used again in this run" for device in held)
     outcome = last.outcome
-    if COUNTS_AS[outcome] is Category.PASSED:
+    if outcome.counts_as is TestOutcome.PASSED:
         outcome = TestOutcome.LEAKED
     if last.failure is not None:
         end = replace(last.end, outcome=outcome, failure=last.failure.with_remark_in_account(text))

@@ -8,16 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import AttemptEnded, Event, TestFinished, Warned
-from torch_testing_ext.runner.model import (
-    Attempt,
-    Category,
-    FinishedTest,
-    Summary,
-    Test,
-    TestId,
-    Unit,
-)
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, Test, TestId, Unit
 from torch_testing_ext.runner.options import Options
 
 # A test and its repetition.
@@ -56,7 +49,7 @@ class Results:
     def take(self, attempt: Attempt, may_retry: bool) -> bool:
         """Take an attempt that has ended into account. Returns whether the test is to be retried."""
         self._attempts.setdefault(_key(attempt), []).append(attempt)
-        failed = self._policy.verdict(attempt.outcome) is Category.FAILED
+        failed = self._policy.verdict(attempt.outcome) is TestOutcome.FAILED
         retry = may_retry and failed and self._runs_again(attempt)
         self._report(AttemptEnded(attempt, retry))
         if not retry:
@@ -79,7 +72,7 @@ class Results:
         finished = FinishedTest(tuple(self._attempts[key]))
         self._finished[key] = finished
         self._report(TestFinished(finished))
-        if self._policy.verdict_on(finished) is Category.FAILED:
+        if self._policy.verdict_on(finished) is TestOutcome.FAILED:
             self.failures += 1
         else:
             # The output of this test is not shown.

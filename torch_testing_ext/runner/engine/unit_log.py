@@ -15,14 +15,8 @@ from typing import Any
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._process.ends import SIGTERM_DID_NOT_END_IT, describe_exit
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext.runner.model import (
-    COUNTS_AS,
-    Attempt,
-    Category,
-    TestEnd,
-    TestOutcome,
-    Unit,
-)
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, TestEnd, Unit
 from torch_testing_ext.runner.processes import worker_messages
 
 
@@ -296,7 +290,7 @@ class UnitLog:
             last = _with_leftovers(last, end.leftovers)
         outcome = last.attempt.outcome
         left = last.attempt.end.leftovers if outcome is TestOutcome.LEAKED else end.leftovers
-        is_evicted = end.evicted and COUNTS_AS[outcome] is Category.FAILED
+        is_evicted = end.evicted and outcome.is_failure
         return [*others, last.with_end(leftovers=left).with_attempt(evicted=is_evicted)]
 
 
@@ -320,7 +314,7 @@ def _with_aftermath(result: AttemptResult, failures: Sequence[Failure]) -> Attem
     later = [failure.in_fixture("after the test") for _, failure in failures]
     result = replace(result, log=(result.log[0], None))
     attempt = result.attempt
-    if COUNTS_AS[attempt.outcome] is Category.FAILED:
+    if attempt.outcome.is_failure:
         first = attempt.failure or FailureView.of_text(attempt.message)
         return result.with_end(message="", failure=first.with_later(later))
     return result.with_end(outcome=failures[0][0], message="", failure=combined(later))

@@ -19,7 +19,8 @@ from torch_testing_ext._process.event_loop import Timer
 from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.requested_children import Gone, RequestedChildren
-from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId
 
 from . import worker_messages
 from .preloaded_client import PreloadedServerClient

@@ -18,7 +18,8 @@ from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext._testing.bases import tests_for_pytest
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest, pytest_style_tests
-from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId
 
 from .worker_messages import LoadAs
 

@@ -18,11 +18,11 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
-from torch_testing_ext._pytest_ranks.reports import Ending, Judgement, TestReports
+from torch_testing_ext._pytest_ranks.reports import Judgement, TestReports
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
-from torch_testing_ext.runner.model import COUNTS_AS, Category, TestOutcome
 
 from .pytest_collection import Collection, explain_error
 from .unit_reports import Send, UnitReports
@@ -130,14 +130,12 @@ class _Loop:
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         judgements = self._of_test.judge()
         first = judgements[0]
-        of_ranks = first.verdict
-        outcome = outcome_of(first.ending) if of_ranks is None else TestOutcome(of_ranks.value)
-        if COUNTS_AS[outcome] is Category.FAILED:
+        if first.outcome.is_failure:
             self.has_failed = True
             self._print_logs()
         for judgement in judgements:
             self.reports.note_cause(judgement.cause)
-        self.reports.test_ended(number, outcome, _failure_or_text(judgements), first.need)
+        self.reports.test_ended(number, first.outcome, _failure_or_text(judgements), first.need)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
@@ -182,7 +180,7 @@ class _Loop:
         error = None
         if call.excinfo is not None:
             error = call.excinfo.value
-            if not isinstance(getattr(error, "outcome", None), launch.Outcome):
+            if not isinstance(getattr(error, "outcome", None), launch.TestOutcome):
                 rank_stops.at_failure(error)
         report = yield
         self._of_test.made(report, error)
@@ -193,41 +191,28 @@ class _Loop:
         self._of_test.add(report)
 
 
-# The outcomes of endings that no outcome is named after.
-_OUTCOMES = {
-    Ending.XPASSED: TestOutcome.PASSED,
-    Ending.UNFINISHED: TestOutcome.ERROR,
-    Ending.STRICT_XPASS: TestOutcome.UNEXPECTED_SUCCESS,
-}
-
-
-def outcome_of(ending: Ending) -> TestOutcome:
-    """The outcome of a test that pytest has run."""
-    return _OUTCOMES[ending] if ending in _OUTCOMES else TestOutcome(ending.value)
-
-
 def _failure_or_text(judgements: Sequence[Judgement]) -> FailureView | str:
     """The failures of a test as one; a text where there is none."""
-    if judgements[0].ending not in _FAILED:
+    if not _has_failed(judgements[0]):
         return "\n\n".join(map(_text, judgements))
     failures = []
     for judgement in judgements:
-        if judgement.ending in _FAILED:
+        if _has_failed(judgement):
             failures.append(judgement.view)
         else:
             failures.append(FailureView.of_text(_text(judgement)))
     return combined(failures)
 
 
-_FAILED = (Ending.FAILED, Ending.ERROR)
+def _has_failed(judgement: Judgement) -> bool:
+    """Whether an exception has been reported."""
+    is_expected = judgement.outcome is TestOutcome.UNEXPECTED_SUCCESS
+    return judgement.outcome.is_failure and not is_expected and not judgement.is_unfinished
 
 
 def _text(judgement: Judgement) -> str:
-    match judgement.ending:
-        case Ending.STRICT_XPASS | Ending.UNEXPECTED_SUCCESS:
-            return f"expected to fail, but passed: {judgement.reason}".removesuffix(": ")
-        case Ending.XPASSED:
-            return f"passed, although it is marked xfail (not strict): {judgement.reason}".removesuffix(": ")
-        case Ending.FAILED | Ending.ERROR:
-            return judgement.view.whole
-    return judgement.text or judgement.title or judgement.reason
+    if judgement.outcome is TestOutcome.UNEXPECTED_SUCCESS:
+        return f"expected to fail, but passed: {judgement.reason}".removesuffix(": ")
+    if judgement.passed_against_xfail:
+        return f"passed, although it is marked xfail (not strict): {judgement.reason}".removesuffix(": ")
+    return judgement.view.whole if _has_failed(judgement) else judgement.text or judgement.title or judgement.reason

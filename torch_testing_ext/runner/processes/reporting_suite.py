@@ -11,9 +11,9 @@ from typing import Any
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
 from torch_testing_ext._testing.bases.fixture_suites import FixtureSuite, prevented
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.launch.failure_views import view_of_error
-from torch_testing_ext.runner.model import TestOutcome
 
 from .unit_reports import Send, UnitReports
 from .worker_messages import UnitSpec
@@ -189,16 +189,16 @@ class ReportingResult(unittest.TestResult):
 
     def _failed(self, test: unittest.TestCase, err: Any, outcome: TestOutcome, within: str = "") -> None:
         of_ranks = getattr(err[1], "outcome", None)
-        if not isinstance(of_ranks, launch.Outcome):
+        if not isinstance(of_ranks, TestOutcome):
             rank_stops.at_failure(err[1])
-        self._outcomes.append(TestOutcome(of_ranks.value) if isinstance(of_ranks, launch.Outcome) else outcome)
+        self._outcomes.append(of_ranks if isinstance(of_ranks, TestOutcome) else outcome)
         self._told.append(self._view_of(test, err, within))
         self._reports.note_cause(launch.cause_of(err[1]))
 
     def _view_of(self, test: unittest.TestCase, err: Any, within: str = "") -> FailureView:
         """The view of an exception. `within` begins its title."""
         error: BaseException = err[1]
-        if isinstance(getattr(error, "outcome", None), launch.Outcome):
+        if isinstance(getattr(error, "outcome", None), TestOutcome):
             failure = getattr(error, "failure", None)
             if isinstance(failure, FailureView):
                 return failure.titled(f"{within}{failure.title}")

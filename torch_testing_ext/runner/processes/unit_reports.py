@@ -14,10 +14,11 @@ from torch_testing_ext import fault_points, faults
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.worlds.world_views import take_worlds
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.notes import take_left_running, take_notes
-from torch_testing_ext.faults import SweepReport
+from torch_testing_ext._tests.notes import take_left_running, take_notes
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext._tests.sweep_reports import SweepReport
 from torch_testing_ext.launch import Cause, accounts, device_memory, launch_settings
-from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, TestEnd, TestOutcome
+from torch_testing_ext.runner.model import DeviceMemory, TestEnd
 
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
 
@@ -52,7 +53,7 @@ class UnitReports:
         """`ended`: the failure, or a text. A failure names the command that runs the test alone."""
         notes = take_notes()
         memory = device_memory.highest([*notes.memory, accounts.memory_of_this_process()])
-        if COUNTS_AS[outcome] is Category.FAILED and isinstance(ended, str) and ended:
+        if outcome.is_failure and isinstance(ended, str) and ended:
             ended = FailureView.of_text(ended)
         message, failure = (ended, None) if isinstance(ended, str) else ("", ended)
         if failure is not None and not failure.rerun_command:
@@ -113,7 +114,7 @@ def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport
         if report.cells:
             # Elsewhere other tests of the file may reach them.
             return replace(report, names=_names_in_code()) if is_of_run else report
-    if not is_of_run or COUNTS_AS[outcome] is not Category.PASSED:
+    if not is_of_run or outcome.counts_as is not TestOutcome.PASSED:
         return None
     return noted[0] if noted else SweepReport(why_not=NO_RANKS)
 

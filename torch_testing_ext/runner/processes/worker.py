@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torch_testing_ext import launch
-from torch_testing_ext._process import file_reads, fork_safety, messages, notes, sessions, signals, stacks
+from torch_testing_ext._process import file_reads, fork_safety, messages, sessions, signals, stacks
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED, file_behind, write_atomically
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops, start
 from torch_testing_ext.launch.terminal_turns import StopContext
-from torch_testing_ext.runner.model import TestEnd, TestOutcome
+from torch_testing_ext.runner.model import TestEnd
 
 from .reporting_suite import ReportingResult, ReportingSuite
 from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke

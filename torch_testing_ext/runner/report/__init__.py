@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
-from torch_testing_ext._process.kept_failures import make_cache_folder
+from torch_testing_ext._tests.kept_failures import make_cache_folder
 from torch_testing_ext.runner import doors, run_again
 from torch_testing_ext.runner.events import Reporter, Reporters, Warned
 from torch_testing_ext.runner.model import Policy

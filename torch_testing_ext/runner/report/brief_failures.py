@@ -8,8 +8,9 @@ from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Lin
 from torch_testing_ext._process import shell_words
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count, grouped
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.failure_views import kind_of_value
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy
 
 from . import wording
 from .console_layout import ConsoleLayout, Style, Styler
@@ -48,7 +49,7 @@ def heading_of_group(group: Sequence[FinishedTest]) -> str:
 
 def failing_attempts(finished: FinishedTest, policy: Policy) -> list[Attempt]:
     """The attempts that failed: a test that finally passed may still count as failed. At least one."""
-    failing = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
+    failing = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is TestOutcome.FAILED]
     return failing or [finished.last]
 
 

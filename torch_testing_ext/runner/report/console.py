@@ -13,8 +13,9 @@ from torch_testing_ext._collectives.failure import Line
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, Summary, TestId, TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summary, TestId
 from torch_testing_ext.runner.options import StatusLevel, Verbosity
 
 from . import wording
@@ -93,12 +94,12 @@ class Console:
         self._done += 1
         # With --repeat=until-failure, the number of repetitions is unknown.
         self._total = max(self._total, self._done)
-        failed = self.policy.verdict_on(finished) is Category.FAILED
+        failed = self.policy.verdict_on(finished) is TestOutcome.FAILED
         level = StatusLevel.FAIL if failed else _LEVEL_OF.get(finished.outcome, StatusLevel.PASS)
         is_quiet = self.detail is Verbosity.QUIET and not failed
         if self.level.shows(level) and not is_quiet:
             last = finished.last
-            last_failed = self.policy.verdict(last.outcome) is Category.FAILED
+            last_failed = self.policy.verdict(last.outcome) is TestOutcome.FAILED
             words = wording.outcome_in_words(finished)
             self._attempt(last, finished.outcome, words, failed and last_failed)
         self._shown.pop((finished.test.id, finished.last.repetition), None)

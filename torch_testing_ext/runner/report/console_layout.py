@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from torch_testing_ext._process.logs import cut, width
-from torch_testing_ext.runner.model import (
-    COUNTS_AS,
-    Category,
-    TestOutcome,
-)
+from torch_testing_ext._tests.outcomes import TestOutcome
 
 WIDEST_RULE = 100
 # A title gets so many columns even if the name of its test leaves fewer.
@@ -36,9 +32,9 @@ class Style(enum.Enum):
     BOLD = "1"
 
 
-STYLE_OF_CATEGORY = {Category.PASSED: Style.GREEN, Category.FAILED: Style.RED, Category.SKIPPED: Style.FAINT}
+STYLE_OF_VERDICT = {TestOutcome.PASSED: Style.GREEN, TestOutcome.FAILED: Style.RED, TestOutcome.SKIPPED: Style.FAINT}
 STYLE_OF = {
-    **{outcome: STYLE_OF_CATEGORY[category] for outcome, category in COUNTS_AS.items()},
+    **{outcome: STYLE_OF_VERDICT[outcome.counts_as] for outcome in TestOutcome},
     TestOutcome.LEAKED: Style.YELLOW,
     TestOutcome.FLAKY: Style.YELLOW,
 }

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from torch_testing_ext._process import shell_words
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count, grouped
-from torch_testing_ext.runner.model import Category, FinishedTest, Summary, TestOutcome
+from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, Summary
 
 from . import sweeps_in_words, wording
 from .brief_failures import brief_details, by_cause, failing_attempts, heading_of_group, plain, styled
-from .console_layout import STYLE_OF, STYLE_OF_CATEGORY, ConsoleLayout, Style, Styler
+from .console_layout import STYLE_OF, STYLE_OF_VERDICT, ConsoleLayout, Style, Styler
 
 # With more names, the command would be too long to read.
 MOST_NAMES_IN_SUMMARY = 8
@@ -125,25 +126,25 @@ class FinalSummary:
         took = f" in {wording.duration(self.summary.seconds)}"
         if not self.summary.finished:
             return [rule, f"no tests ran{took}"]
-        counts: defaultdict[Category, Counter[TestOutcome]] = defaultdict(Counter)
+        counts: defaultdict[TestOutcome, Counter[TestOutcome]] = defaultdict(Counter)
         for result in self.summary.finished:
-            category = self.summary.policy.verdict_on(result)
-            counts[category][result.outcome] += 1
+            verdict = self.summary.policy.verdict_on(result)
+            counts[verdict][result.outcome] += 1
         totals = []
         lines = []
-        for category in Category:
-            outcomes = counts[category]
+        for verdict in VERDICTS:
+            outcomes = counts[verdict]
             if not outcomes:
                 continue
-            total = f"{outcomes.total()} {category.value}"
-            totals.append((STYLE_OF_CATEGORY[category], total))
-            if set(outcomes) == {TestOutcome(category.value)}:
+            total = f"{outcomes.total()} {verdict.value}"
+            totals.append((STYLE_OF_VERDICT[verdict], total))
+            if set(outcomes) == {verdict}:
                 continue
             cells = []
             for outcome in TestOutcome:
                 if outcomes[outcome]:
                     cells.append((STYLE_OF[outcome], _of_them(outcomes, outcome)))
-            lines += self._row(cells, start=f"  {category.value}: ")
+            lines += self._row(cells, start=f"  {verdict.value}: ")
         return [rule, *self._row(totals, end=took), *lines]
 
     def _row(self, cells: Sequence[_Cell], start: str = "", end: str = "") -> list[str]:

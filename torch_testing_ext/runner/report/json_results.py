@@ -10,8 +10,9 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from torch_testing_ext.faults import SweepReport
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, RankLog, Summary
+from torch_testing_ext._tests.outcomes import VERDICTS
+from torch_testing_ext._tests.sweep_reports import SweepReport
+from torch_testing_ext.runner.model import Attempt, FinishedTest, RankLog, Summary
 
 from . import sweeps_in_words, wording
 from .recorder import History
@@ -36,7 +37,7 @@ def json_document(history: History) -> dict[str, Any]:
         "seed": run.seed,
         "interrupted": summary.interrupted,
         "error": summary.error,
-        "verdicts": {category.value: summary.count(category) for category in Category},
+        "verdicts": {verdict.value: summary.count(verdict) for verdict in VERDICTS},
         "outcomes": Counter(finished.outcome.value for finished in summary.finished),
         "tests": [_test(finished, history) for finished in summary.finished],
         "sweeps": _sweeps(summary),
@@ -94,7 +95,7 @@ def _sweep(finished: FinishedTest, report: SweepReport) -> dict[str, Any]:
         "id": str(finished.test.id),
         "asked_by": "run" if report.is_of_run else "test",
         "why_not": report.why_not or None,
-        "cells": [{**asdict(cell), "end": cell.end.value} for cell in report.cells],
+        "cells": [{**asdict(cell), "outcome": cell.outcome.value, "end": cell.end} for cell in report.cells],
         "fails_no_more": report.fails_no_more(),
     }
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from torch_testing_ext._process.words import count
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Policy, Summary, Test, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summary, Test
 
 from . import wording
 from .recorder import History
@@ -126,16 +127,16 @@ def _contents(finished: FinishedTest, policy: Policy) -> list[Element]:
 
 def _results(finished: FinishedTest, policy: Policy) -> Elements:
     """The elements that say how a test ended; none if it passed."""
-    category = policy.verdict_on(finished)
-    failed = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is Category.FAILED]
-    if category is Category.SKIPPED:
+    verdict = policy.verdict_on(finished)
+    failed = [attempt for attempt in finished.attempts if policy.verdict(attempt.outcome) is TestOutcome.FAILED]
+    if verdict is TestOutcome.SKIPPED:
         yield xml_element("skipped", message=wording.title(finished.last))
     elif finished.outcome is TestOutcome.FLAKY:
-        if category is Category.FAILED:
+        if verdict is TestOutcome.FAILED:
             yield _failure(TestOutcome.FLAKY, finished.attempts[0])
         for attempt in failed:
             yield _rerun("flakyFailure", attempt)
-    elif category is Category.FAILED:
+    elif verdict is TestOutcome.FAILED:
         yield _failure(finished.outcome, failed[0])
         for attempt in failed[1:]:
             yield _rerun("rerunFailure", attempt)

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -24,7 +25,7 @@ from torch_testing_ext.runner.events import (
     TestFinished,
     UnitEnded,
 )
-from torch_testing_ext.runner.model import Category, Lease, Policy, Test, TestId
+from torch_testing_ext.runner.model import Lease, Policy, Test, TestId
 from torch_testing_ext.runner.scheduling.forecasts import Estimate
 
 from . import import_note, wording
@@ -40,7 +41,7 @@ BAR_WIDTH = 20
 # With fewer columns, the place of a test leaves too few for its name.
 NARROW = 72
 GAP = "  "
-_STYLE_OF_CATEGORY = {Category.PASSED: "green", Category.FAILED: "red", Category.SKIPPED: "dim"}
+_STYLE_OF_VERDICT = {TestOutcome.PASSED: "green", TestOutcome.FAILED: "red", TestOutcome.SKIPPED: "dim"}
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Live:
     # Whether it draws itself; else another display draws it.
     shows: bool = True
     _running: dict[TestId, tuple[Test, Lease, float]] = field(default_factory=dict)
-    by_category: Counter[Category] = field(default_factory=Counter)
+    by_verdict: Counter[TestOutcome] = field(default_factory=Counter)
     _importing: str = ""
     _failed: list[Test] = field(default_factory=list)
     _total: int = 0
@@ -95,9 +96,9 @@ class Live:
             case UnitEnded(unit):
                 self._estimate.done(unit)
             case TestFinished(finished):
-                category = self.policy.verdict_on(finished)
-                self.by_category[category] += 1
-                if category is Category.FAILED:
+                verdict = self.policy.verdict_on(finished)
+                self.by_verdict[verdict] += 1
+                if verdict is TestOutcome.FAILED:
                     self._failed.append(finished.test)
             case RunEnded():
                 self._region.stop()
@@ -143,11 +144,11 @@ class Live:
 
     def _counts(self, now: float) -> RenderableType:
         """The bar, the numbers of tests, and the time."""
-        finished = sum(self.by_category.values())
+        finished = sum(self.by_verdict.values())
         parts = [Text(f"{finished}/{self._total}", "bold")]
-        for category, style in _STYLE_OF_CATEGORY.items():
-            if self.by_category[category]:
-                parts.append(Text(f"{self.by_category[category]} {category.value}", style))
+        for verdict, style in _STYLE_OF_VERDICT.items():
+            if self.by_verdict[verdict]:
+                parts.append(Text(f"{self.by_verdict[verdict]} {verdict.value}", style))
         times = wording.duration(now)
         left = self._estimate.left(now)
         if left:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torch_testing_ext._process import kept_failures
 from torch_testing_ext._process.logs import warnings_once
-from torch_testing_ext.runner.model import Attempt, Category
+from torch_testing_ext._tests import kept_failures
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt
 
 from . import wording
 from .journal import JournalError, find_journal, read_journal
@@ -40,7 +41,7 @@ def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
     policy = run.header.policy
     for result in run.summary.finished:
         verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
-        if Category.FAILED in verdicts:
+        if TestOutcome.FAILED in verdicts:
             name = wording.test_name(result.test.id)
             account = "\n\n".join(_account(attempt) for attempt in result.attempts)
             yield name, account, at

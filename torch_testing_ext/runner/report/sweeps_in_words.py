@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from torch_testing_ext._process.words import grouped, list_of
-from torch_testing_ext.faults import SweepCell, SweepEnd, SweepReport
+from torch_testing_ext._tests.sweep_reports import SweepCell, SweepReport
 from torch_testing_ext.runner.model import FinishedTest, Summary
 
 from .console_layout import Style
@@ -65,8 +65,8 @@ def cell_words(cells: Sequence[SweepCell], with_seconds: bool = True) -> str:
     if not cells:
         return "-"
     first = cells[0]
-    known = "" if not first.known else ", known" if first.end is SweepEnd.HUNG else ", known to hang"
-    words = first.error if first.end is SweepEnd.ERROR else first.end.value
+    known = "" if not first.known else ", known" if first.hangs else ", known to hang"
+    words = first.error if first.end == "error" else first.end
     times = [cell.seconds for cell in cells if cell.seconds is not None]
     return f"{words}{f' {duration(max(times))}' if times and with_seconds else ''}{known}"
 

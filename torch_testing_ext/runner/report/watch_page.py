@@ -11,6 +11,7 @@ from rich.live import Live as Region
 from rich.text import Text
 
 from torch_testing_ext._process.words import count
+from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
 from torch_testing_ext.runner.events import (
     Event,
     RunBegan,
@@ -18,7 +19,6 @@ from torch_testing_ext.runner.events import (
     StatusRequested,
     TestFinished,
 )
-from torch_testing_ext.runner.model import Category
 from torch_testing_ext.runner.options import Options
 
 from . import wording
@@ -81,7 +81,7 @@ class WatchPage:
             case RunBegan():
                 # Each of these tests runs again.
                 self.failures.clear()
-            case TestFinished(finished) if self._options.policy.verdict_on(finished) is Category.FAILED:
+            case TestFinished(finished) if self._options.policy.verdict_on(finished) is TestOutcome.FAILED:
                 self.failures[str(finished.test.id)] = finished.last.title or finished.outcome.value
             case StatusRequested(tests):
                 self._stacks = "\n\n".join(f"{running.test.id}\n{running.stacks}" for running in tests)
@@ -100,8 +100,8 @@ class WatchPage:
     def _counts(self) -> str:
         if self._live is None:
             return ""
-        counts = self._live.by_category
-        return ", ".join(f"{counts[category]} {category.value}" for category in Category if counts[category])
+        counts = self._live.by_verdict
+        return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in VERDICTS if counts[verdict])
 
     def say(self, status: str) -> None:
         self._status = status

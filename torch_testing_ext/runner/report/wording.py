@@ -9,16 +9,9 @@ from collections.abc import Iterator
 from torch_testing_ext._collectives.worlds.world_views import WorldView, describe_world
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count, size_in_words
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import RunBegan
-from torch_testing_ext.runner.model import (
-    Attempt,
-    FinishedTest,
-    Lease,
-    RunHeader,
-    Summary,
-    TestId,
-    TestOutcome,
-)
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, RunHeader, Summary, TestId
 
 # Characters of one log in a file report. TORCH_TESTING_EXT_LOGS keeps complete logs.
 LONGEST_LOG = 200_000

@@ -14,8 +14,9 @@ from typing import Any
 
 from torch_testing_ext._process import locks
 from torch_testing_ext._process.files import write_atomically
-from torch_testing_ext._process.kept_failures import make_cache_folder
-from torch_testing_ext.runner.model import FinishedTest, Summary, TestId, TestOutcome
+from torch_testing_ext._tests.kept_failures import make_cache_folder
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, Summary, TestId
 from torch_testing_ext.runner.options import Options
 
 REMEMBERED_FORMAT = "torch_testing_ext 1"

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.device_needs import why_not
 from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
-from torch_testing_ext.runner.model import (
-    Attempt,
-    FinishedTest,
-    Summary,
-    Test,
-    TestEnd,
-    TestId,
-    TestOutcome,
-    Unit,
-)
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, Test, TestEnd, TestId, Unit
 from torch_testing_ext.runner.options import Options, Rerun, UsageError
 
 from .inventory import Inventory

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch_testing_ext._process import interpreters, system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.event_loop import wait_readable
-from torch_testing_ext._process.launcher_variables import without_launch
 from torch_testing_ext._process.private_folders import UnsafeFolder, make_private, socket_name
+from torch_testing_ext._tests.launcher_variables import without_launch
 
 from .server_key import project_key, server_key
 from .server_messages import CheckFiles, ForkEnded, Fresh, FromWarmServer, KillRun, StartRun, StopServer

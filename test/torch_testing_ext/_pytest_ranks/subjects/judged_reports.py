@@ -96,7 +96,7 @@ def test_unknown_fixture(nowhere): ...
 
 def test_ranks():
     error = RuntimeError("rank 1 of 2 hangs")
-    error.outcome = launch.Outcome.TIMEOUT
+    error.outcome = launch.TestOutcome.TIMEOUT
     raise error
 
 

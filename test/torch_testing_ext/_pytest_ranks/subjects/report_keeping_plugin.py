@@ -37,7 +37,13 @@ def pytest_runtest_logreport(report):
 def pytest_runtest_logfinish(nodeid):
     found[nodeid.partition("::")[2]] = [
         [
-            [each.ending.value, each.reason or each.title, each.phase, each.need, each.verdict and each.verdict.value]
+            [
+                f"{each.outcome.value}{' against xfail' if each.passed_against_xfail else ''}",
+                each.reason or each.title,
+                each.phase,
+                each.need,
+                each.is_of_ranks,
+            ]
             for each in one.judge()
         ]
         for one in (here, sent)

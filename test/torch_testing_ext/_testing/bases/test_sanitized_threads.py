@@ -12,7 +12,7 @@ from kit.outcomes import AccountsResult
 
 from torch_testing_ext._collectives.sanitizer import operation_checks
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
-from torch_testing_ext._process import notes
+from torch_testing_ext._tests import notes
 from torch_testing_ext.common_distributed import (
     MultiThreadedTestCase,
     sanitize,

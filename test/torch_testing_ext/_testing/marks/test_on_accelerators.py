@@ -267,7 +267,7 @@ class TestRanks(unittest.TestCase):
             look(attempt.environ)
             looked()
 
-        passes = RanksEnd((), launch.Verdict(launch.Outcome.PASSED))
+        passes = RanksEnd((), launch.Verdict(launch.TestOutcome.PASSED))
         with mock.patch.multiple(ranks, start=start, judge=lambda *_: passes):
             yield
         looked.assert_called_once()

@@ -5,8 +5,9 @@ import unittest
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import messages
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Case, Cause, Outcome, RankEnding, Verdict, grace_periods
+from torch_testing_ext.launch import Case, Cause, RankEnding, Verdict, grace_periods
 from torch_testing_ext.launch.accounts import OwnWarning, RaisedError, RankAccount
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.launched.round_messages import (
@@ -231,7 +232,7 @@ class TestMessages(unittest.TestCase):
             Round(2, "/tmp/x", "127.0.0.1", 5000, sanitize),
             RoundRefused("why"),
             AskForStacks(),
-            RoundJudged(Verdict(Outcome.FAILED, "text", 1, None), (1,), (full, None), True),
+            RoundJudged(Verdict(TestOutcome.FAILED, "text", 1, None), (1,), (full, None), True),
         )
         kinds = messages.by_name(FromRank) | messages.by_name(FromCoordinator)
         self.assertEqual({type(message) for message in sent}, set(kinds.values()))

@@ -2,10 +2,11 @@
 
 from kit.invented import make_attempt
 
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.results_of_tests import Results
 from torch_testing_ext.runner.events import TestFinished, Warned
-from torch_testing_ext.runner.model import RankLog, Test, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import RankLog, Test, TestId, Unit
 from torch_testing_ext.runner.options import CountAs, Options
 
 PASSED, FAILED, SKIPPED, LEAKED = TestOutcome.PASSED, TestOutcome.FAILED, TestOutcome.SKIPPED, TestOutcome.LEAKED

@@ -17,8 +17,10 @@ from kit.project import EventRecorder, Project
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine.nvml import GpuProcess, Usage
-from torch_testing_ext._process import notes, system
+from torch_testing_ext._process import system
 from torch_testing_ext._process.questions import NoAnswer, Silence
+from torch_testing_ext._tests import notes
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import device_memory
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
@@ -35,7 +37,7 @@ from torch_testing_ext.runner.engine.memory_return import (
     with_held,
 )
 from torch_testing_ext.runner.engine.places import LocalPlace
-from torch_testing_ext.runner.model import DeviceMemory, Lease, TestOutcome
+from torch_testing_ext.runner.model import DeviceMemory, Lease
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.processes.preloaded_client import WarmUp

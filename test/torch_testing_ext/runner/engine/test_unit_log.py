@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from torch_testing_ext._collectives.failure import FailureView
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.unit_log import EndCause, UnitLog, WorkerExit
-from torch_testing_ext.runner.model import Test, TestEnd, TestId, TestOutcome, Unit
+from torch_testing_ext.runner.model import Test, TestEnd, TestId, Unit
 from torch_testing_ext.runner.processes.worker_messages import (
     AllOver,
     Began,

@@ -30,6 +30,7 @@ from kit.invented_runs import (
 import torch_testing_ext
 from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
 from torch_testing_ext._process import user_commands
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import (
     Output,
     RunBegan,
@@ -40,7 +41,7 @@ from torch_testing_ext.runner.events import (
     TestIsSlow,
     Warned,
 )
-from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestEnd, TestId, TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestEnd, TestId
 from torch_testing_ext.runner.options import Options, StatusLevel, Verbosity
 from torch_testing_ext.runner.report import github, make_reporters, wording
 from torch_testing_ext.runner.report.console import Console

@@ -5,7 +5,7 @@ import unittest
 
 from kit.invented import make_attempt, make_test, make_unit
 
-from torch_testing_ext.runner.model import TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.report import listing
 from torch_testing_ext.runner.scheduling.forecasts import forecast
 from torch_testing_ext.runner.scheduling.leases import Leases

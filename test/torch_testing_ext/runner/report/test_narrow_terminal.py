@@ -11,8 +11,9 @@ import unittest
 from kit.invented_runs import Terminal, a_test, every_outcome, finished_test, printed, run_events
 
 from torch_testing_ext._process.logs import cut, width
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import TestBegan, TestFinished
-from torch_testing_ext.runner.model import Lease, TestOutcome, Unit
+from torch_testing_ext.runner.model import Lease, Unit
 from torch_testing_ext.runner.options import Verbosity
 from torch_testing_ext.runner.report import console_layout
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream

@@ -34,19 +34,9 @@ from kit.junit import Invalid, read_junit, validate
 import torch_testing_ext
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Importing, RunBegan, UnitBegan, UnitEnded
-from torch_testing_ext.runner.model import (
-    Category,
-    FinishedTest,
-    Lease,
-    Policy,
-    RunHeader,
-    Test,
-    TestEnd,
-    TestId,
-    TestOutcome,
-    Unit,
-)
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestEnd, TestId, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import json_results, make_reporters, perfetto
 from torch_testing_ext.runner.report.junit import render_junit
@@ -224,12 +214,12 @@ class JUnitTest(unittest.TestCase):
         for policy in Policy(), Policy(fail_flaky=True, fail_leaked=True):
             history = history_of(finished, policy)
             report = render_junit(history).encode()
-            failed = history.summary.count(Category.FAILED)
+            failed = history.summary.count(TestOutcome.FAILED)
             for flavour in junitparser, xunit2:
                 read = flavour.JUnitXml.fromstring(report)
                 self.assertEqual(read.tests, len(finished))
                 self.assertEqual((read.failures, read.errors), (failed, 0))
-                self.assertEqual(sum(suite.skipped for suite in read), history.summary.count(Category.SKIPPED))
+                self.assertEqual(sum(suite.skipped for suite in read), history.summary.count(TestOutcome.SKIPPED))
                 bad = [case for suite in read for case in suite if any(one._tag != "skipped" for one in case.result)]
                 self.assertEqual(len(bad), failed)
             again = next(case for suite in read for case in suite if case.name == "test_bad")

@@ -15,12 +15,11 @@ from kit.verdicts import CASE, killed, stopped, world
 from torch_testing_ext._collectives.failure import FailureView, Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._process import messages
-from torch_testing_ext._pytest_ranks.reports import Ending
+from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import Outcome, failure_views, judging
-from torch_testing_ext.runner.model import COUNTS_AS, Category, DeviceMemory, FinishedTest, Policy, TestOutcome
+from torch_testing_ext.launch import failure_views, judging
+from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.processes.pytest_run import outcome_of
 from torch_testing_ext.runner.report import brief_failures, github, journal, junit, show
 from torch_testing_ext.runner.report.console_layout import ConsoleLayout
 from torch_testing_ext.runner.report.page import html_page
@@ -121,16 +120,6 @@ class WordingTest(unittest.TestCase):
 
     def of_file(self, name):
         return dataclasses.replace(self.finished[0].test, id=name)
-
-
-class SharedWordsTest(unittest.TestCase):
-    def test_every_end_of_ranks_or_of_pytest_is_an_outcome(self):
-        for outcome in Outcome:
-            self.assertEqual(TestOutcome(outcome.value).name, outcome.name)
-        for ending in Ending:
-            self.assertIsInstance(outcome_of(ending), TestOutcome)
-        for category in Category:
-            self.assertIs(COUNTS_AS[TestOutcome(category.value)], category)
 
 
 def attempts_in(record):

@@ -11,7 +11,8 @@ from kit.drawing import Drawer, seeds
 from kit.invented import finished_test, make_attempt, make_test, make_unit
 
 from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
-from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId
 from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.inventory import Inventory

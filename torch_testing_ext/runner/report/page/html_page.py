@@ -13,7 +13,8 @@ from string import Template
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count
-from torch_testing_ext.runner.model import Attempt, Category, FinishedTest, Summary, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary
 from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
 from torch_testing_ext.runner.report.recorder import History, all_lanes
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
@@ -24,7 +25,7 @@ from .traffic_table import render_world
 
 ASSETS = Path(__file__).parent
 # The most important first.
-ORDER_OF_CATEGORIES = (Category.FAILED, Category.PASSED, Category.SKIPPED)
+ORDER_OF_VERDICTS = (TestOutcome.FAILED, TestOutcome.PASSED, TestOutcome.SKIPPED)
 # How the reader may sort the tests; page.js sorts by the attribute `data-` of the first word.
 SORTS = {
     "rank": "most important first",
@@ -45,14 +46,14 @@ def render_page(history: History, command: str = "") -> str:
 
 def headline(summary: Summary) -> str:
     """The result of the run in a few words."""
-    failed = summary.count(Category.FAILED)
+    failed = summary.count(TestOutcome.FAILED)
     if summary.error:
         return f"Internal error of the runner: {count(failed, 'failure')} so far"
     if summary.interrupted:
         return f"Interrupted: {count(failed, 'failure')} so far"
     if failed:
         return f"{failed} of {count(len(summary.finished), 'test')} failed"
-    passed = summary.count(Category.PASSED)
+    passed = summary.count(TestOutcome.PASSED)
     return f"{count(passed, 'test')} passed" if passed else "No test passed or failed"
 
 
@@ -89,13 +90,13 @@ class _Page:
         Of the failures, those of tests on ranks come first, and files that could not be imported come last.
         """
         verdict = self._summary.policy.verdict_on(finished)
-        if verdict is Category.FAILED:
+        if verdict is TestOutcome.FAILED:
             on_ranks = finished.test.world_size > 1 or any(attempt.ranks for attempt in finished.attempts)
             is_file = not finished.test.id.cls and not finished.test.id.method
             detail = 0 if on_ranks else 2 if is_file else 1
         else:
             detail = int(finished.outcome is TestOutcome.PASSED)
-        return ORDER_OF_CATEGORIES.index(verdict), detail, -finished.seconds
+        return ORDER_OF_VERDICTS.index(verdict), detail, -finished.seconds
 
     def header(self) -> Element:
         began = datetime.fromtimestamp(self._history.run.clock, timezone.utc)
@@ -182,7 +183,7 @@ class _Page:
 
     def _test(self, number: int, finished: FinishedTest) -> Element:
         """The first failure is unfolded, since most readers look for it."""
-        unfolded = number == 0 and self._summary.policy.verdict_on(finished) is Category.FAILED
+        unfolded = number == 0 and self._summary.policy.verdict_on(finished) is TestOutcome.FAILED
         return xml_element(
             "details",
             self._line(finished),
@@ -269,7 +270,7 @@ def _sweep(attempt: Attempt) -> Elements:
         for title, columns in matrix.rows:
             cells = []
             for of_cell in columns:
-                ends = of_cell[0].end.value if of_cell else ""
+                ends = of_cell[0].end if of_cell else ""
                 titles = "\n".join(dict.fromkeys(f"{cell.fault} {cell.place} {cell.title}" for cell in of_cell))
                 words = sweeps_in_words.cell_words(of_cell)
                 cells.append(xml_element("td", words, class_=css_class(ends), title=wording.printable(titles)))

@@ -11,7 +11,8 @@ from kit.files import subject
 from kit.invented import make_attempt
 from kit.invented_runs import SCREEN, attempt, every_outcome, finished_in_world, hang_of_ranks, history_of, ranks
 
-from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId, TestOutcome
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId
 from torch_testing_ext.runner.report.page import html_page, timeline
 from torch_testing_ext.runner.report.wording import printable
 

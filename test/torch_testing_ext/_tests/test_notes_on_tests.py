@@ -4,7 +4,7 @@ import contextlib
 import io
 import unittest
 
-from torch_testing_ext._process.notes import (
+from torch_testing_ext._tests.notes import (
     KitWarning,
     Notes,
     forget_memory,

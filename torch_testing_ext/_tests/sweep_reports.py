@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-
-class Wrong(enum.Enum):
-    """The ends of a test with a fault that fail the test. A run that asks for a sweep only wants to know of hangs."""
-
-    FAILURES = "failures"
-    HANGS = "hangs"
-    NOTHING = "nothing"
-
-    @property
-    def is_of_run(self) -> bool:
-        return self is not Wrong.FAILURES
-
-    @property
-    def verb(self) -> str:
-        return "hang" if self.is_of_run else "fail"
-
-
-class SweepEnd(enum.Enum):
-    """The end of a test with one fault."""
-
-    RECOVERED = "recovered"  # it passed, and a survivor had an error on its way
-    UNNOTICED = "passed"  # it passed, and no call of a survivor has failed
-    ERROR = "error"
-    HUNG = "hung"  # ranks that had not failed had to be ended
-    NOT_TRIED = "not tried"  # the call was over before the fault could happen in it
-    ABSENT = "did not happen"  # the rank has not come to the point this time
-
-    @property
-    def is_pass(self) -> bool:
-        return self in (SweepEnd.RECOVERED, SweepEnd.UNNOTICED)
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.faults import Wrong
 
 
 @dataclass(frozen=True)
@@ -46,11 +17,30 @@ class SweepCell:
     rank: int
     point: str
     place: str  # such as `at all_reduce #2`
-    end: SweepEnd
+    outcome: TestOutcome  # TIMEOUT if ranks that had not failed had to be ended; SKIPPED if the fault did not happen
+    was_noticed: bool = False  # a call of a survivor has failed
+    came_too_late: bool = False  # the call was over before the fault could happen in it
     error: str = ""  # the type of the exception, or how the rank has ended
     seconds: float | None = None  # from the fault to that end
     title: str = ""  # of the failure
     known: str = ""  # the reason for which it is known
+
+    @property
+    def is_pass(self) -> bool:
+        return self.outcome is TestOutcome.PASSED
+
+    @property
+    def hangs(self) -> bool:
+        return self.outcome is TestOutcome.TIMEOUT
+
+    @property
+    def end(self) -> str:
+        """The effect of the fault in a word or two."""
+        if self.outcome is TestOutcome.SKIPPED:
+            return "not tried" if self.came_too_late else "did not happen"
+        if self.is_pass:
+            return "recovered" if self.was_noticed else "passed"
+        return "hung" if self.hangs else "error"
 
 
 @dataclass(frozen=True)
@@ -71,38 +61,38 @@ class SweepReport:
 
     def is_wrong(self, cell: SweepCell) -> bool:
         """Whether a cell fails the test: it has failed and is not known to, or has not, and is known to."""
-        if self.wrong is Wrong.NOTHING or cell.end is SweepEnd.NOT_TRIED:
+        if self.wrong is Wrong.NOTHING or cell.came_too_late:
             return False
-        if self.is_of_run and cell.end is SweepEnd.ABSENT:
+        if self.is_of_run and cell.outcome is TestOutcome.SKIPPED:
             return False
         return self.has_failed(cell) != bool(cell.known)
 
     def has_failed(self, cell: SweepCell) -> bool:
         """Whether a cell has ended in the way that the sweep looks for."""
-        return cell.end is SweepEnd.HUNG if self.is_of_run else not cell.end.is_pass
+        return cell.hangs if self.is_of_run else not cell.is_pass
 
     def line(self, cell: SweepCell) -> str:
         """A cell in a line of a message."""
         known = f"known to {self.wrong.verb}: {cell.known}"
-        if cell.end is SweepEnd.NOT_TRIED:
+        if cell.came_too_late:
             how = "not tried: the call was over before"
         elif cell.known and self.has_failed(cell):
             how = known
         elif cell.known:
-            how = f"{'passes' if cell.end.is_pass else cell.end.value}, though {known}"
+            how = f"{'passes' if cell.is_pass else cell.end}, though {known}"
         else:
-            how = cell.end.value if cell.end.is_pass else cell.title
+            how = cell.end if cell.is_pass else cell.title
         return f"{cell.fault}{' ' if cell.place else ''}{cell.place}: {how}"
 
     def hangs(self, known: bool) -> list[str]:
         """The faults that hang a test, and why; those that are known to, with their reasons."""
-        hung = [cell for cell in self.cells if cell.end is SweepEnd.HUNG and bool(cell.known) is known]
+        hung = [cell for cell in self.cells if cell.hangs and bool(cell.known) is known]
         return [f"{cell.fault} {cell.place}: {cell.known or cell.title}" for cell in hung]
 
     def fails_no_more(self) -> list[str]:
         """The faults that are known to do what is wrong, and do not."""
         others = [cell for cell in self.cells if cell.known and not self.has_failed(cell)]
-        told = [f"{cell.fault}: {cell.end.value}; known to {self.wrong.verb}: {cell.known}" for cell in others]
+        told = [f"{cell.fault}: {cell.end}; known to {self.wrong.verb}: {cell.known}" for cell in others]
         return [*told, *self.missing]
 
     def title(self) -> str:

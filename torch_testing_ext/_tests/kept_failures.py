@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from . import words
-from .files import write_atomically
+from torch_testing_ext._process import words
+from torch_testing_ext._process.files import write_atomically
 
 CACHE = ".torch_testing_ext"
 _FOLDER = "failures"

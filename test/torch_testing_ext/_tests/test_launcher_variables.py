@@ -5,7 +5,7 @@ import subprocess
 import sys
 import unittest
 
-from torch_testing_ext._process import launcher_variables as variables
+from torch_testing_ext._tests import launcher_variables as variables
 
 
 class TestLauncherVariables(unittest.TestCase):
