@@ -21,7 +21,7 @@ MOST_SITES = 2
 MOST_PRINTED = 3
 _MOST_GROUPS = 4
 _LONGEST_TITLE = 3 * WIDTH
-_LONGEST_DOING = 46
+_LONGEST_DOING, _SHORTEST_DOING = 46, 24
 _WIDEST_RANKS = 20
 # Between a failure on one screen and its account, in one text.
 WHOLE_ACCOUNT = "\n\n-- full report --\n"
@@ -77,7 +77,12 @@ class Site(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
+        return f"{self.place} in {self.function}"
+
+    @property
+    def place(self) -> str:
+        """The line without the function."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ class RankRow:
     ranks: tuple[int, ...]
     did: str
     site: Site | None
+    # The same in fewer words, where there are some.
+    brief: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,18 @@ class Cell(NamedTuple):
     ranks: str
     did: str
     site: Site | None
+    brief: str = ""
+
+    def did_in(self, columns: int) -> str:
+        """What they did, in at most so many columns."""
+        return self.did if width(self.did) <= columns else cut(self.brief or self.did, columns)
+
+    @property
+    def least(self) -> int:
+        """The columns for what is never cut: the operation, with which a call begins, and the start of a sentence."""
+        words = (self.brief or self.did).split(" ")
+        operation = " ".join(words[: 2 if words[0] in ("in", "after") else 1])
+        return min(width(self.did), max(width(operation) + len("..."), _SHORTEST_DOING))
 
 
 @dataclass(frozen=True)
@@ -357,10 +376,11 @@ def _encodable(text: str) -> str:
 def _table(rows: Sequence[RankRow]) -> list[Cell]:
     """The rows as a screen shows them: not all, if there are many."""
     shown = rows[: _MOST_GROUPS if len(rows) <= _MOST_GROUPS else _MOST_GROUPS - 1]
-    cells = [Cell(_names(row.ranks), cut(row.did, _LONGEST_DOING), row.site) for row in shown]
+    cells = [Cell(_names(row.ranks), row.did, row.site, row.brief) for row in shown]
+    cells = [cell._replace(did=cell.did_in(max(_LONGEST_DOING, cell.least))) for cell in cells]
     if rest := rows[len(shown) :]:
         ranks = [rank for row in rest for rank in row.ranks]
-        cells.append(Cell(_names(ranks), f"{len(rest)} other ways to end", None))
+        cells.append(Cell(_names(ranks), f"{len(rest)} other ways", None))
     return cells
 
 
@@ -372,13 +392,31 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def _aligned(cells: Sequence[Cell]) -> Iterator[str]:
-    """The table as lines."""
+    """The table as lines. The text of a call may be cut; its operation, its ranks and its line are not.
+
+    Where there is no room for both, the line of the program is below.
+    """
     of_ranks = max((len(cell.ranks) for cell in cells), default=0)
-    of_doing = max((len(cell.did) for cell in cells), default=0)
-    for cell in cells:
-        place = str(cell.site or "")
-        start = f"  {cell.ranks:<{of_ranks}}  {cell.did:<{of_doing}}  " if cell.ranks else "  "
-        # The number of the line says more than the function.
-        if cell.ranks and len(start) + len(place) > WIDTH:
-            place = place.partition(" in ")[0]
-        yield cut(f"{start}{place}".rstrip(), WIDTH) if cell.ranks else f"{start}{place}"
+    places = [cell.site.place for cell in cells if cell.ranks and cell.site is not None]
+    around = len("    ") + of_ranks
+    room = WIDTH - around - (2 + max(map(width, places)) if places else 0)
+    is_beside = all(cell.least <= room for cell in cells)
+    if not is_beside:
+        room = WIDTH - around
+    dids = [cell.did_in(room) for cell in cells]
+    of_doing = max(map(width, dids), default=0)
+    for cell, did in zip(cells, dids, strict=True):
+        if not cell.ranks:
+            yield f"  {cell.site or ''}"
+            continue
+        start = f"  {cell.ranks:<{of_ranks}}  {did}"
+        if cell.site is None:
+            yield start.rstrip()
+        elif is_beside:
+            start += " " * (of_doing - width(did) + 2)
+            # The number of the line says more than the function.
+            place = str(cell.site)
+            yield start + (place if width(start) + width(place) <= WIDTH else cell.site.place)
+        else:
+            yield start.rstrip()
+            yield " " * around + cell.site.place

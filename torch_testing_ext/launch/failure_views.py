@@ -125,6 +125,7 @@ class _Seen(NamedTuple):
     site: Site | None
     kind: object
     place: Site | None
+    brief: str = ""
 
 
 def _rows(fault: Fault) -> list[RankRow]:
@@ -136,7 +137,9 @@ def _rows(fault: Fault) -> list[RankRow]:
     # One that tells what failed in all ranks comes first, since it knows the line.
     seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
     alike = group_by(seen, lambda one: (one.kind, one.place))
-    rows = [RankRow(tuple(sorted(seen.rank for seen in same)), same[0].did, same[0].site) for same in alike]
+    rows = [
+        RankRow(tuple(sorted(seen.rank for seen in same)), same[0].did, same[0].site, same[0].brief) for same in alike
+    ]
     if victims:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
         were_ended = any(r.rank in victims and r.ending is RankEnding.STOPPED for r in fault.reports)
@@ -149,7 +152,7 @@ def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen
     call = doing.get(report.rank)
     if call is not None and report.in_flight is None:
         # However the ranks have ended: those that called the same share a row, and no others.
-        return _Seen(report.rank, call.did, call.site, call.did, call.site)
+        return _Seen(report.rank, call.did, call.site, call.did, call.site, call.brief)
     did, site = _did(report, doing, fault)
     return _Seen(report.rank, did, site, _kind_of(report, did), None if report.error.cause is Cause.OF_ALL else site)
 

@@ -55,6 +55,11 @@ class Doing(NamedTuple):
     def __str__(self) -> str:
         return self.line_of([self.rank])
 
+    @property
+    def brief(self) -> str:
+        """The call alone, of a rank that waits in one."""
+        return f"in {self.call}" if self.call else ""
+
     def line_of(self, ranks: Sequence[int]) -> str:
         """The line for several ranks that did the same."""
         return f"{list_of(ranks)}: {self.did}" + (f"   {self.site}" if self.site else "")
@@ -149,4 +154,6 @@ def doings_of(calls: CallOfRank) -> tuple[Doing, ...]:
 
 
 def described(call: Call) -> str:
-    return " ".join([call.kind, *call.inputs, *call.details]).rstrip()
+    # A rank of a scatter is known by what it receives: only its root gives anything.
+    into = ["into"] if call.kind == "scatter" and call.inputs else []
+    return " ".join([call.kind, *into, *call.inputs, *call.details]).rstrip()

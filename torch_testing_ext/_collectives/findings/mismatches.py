@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
@@ -13,6 +14,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     shared_groups,
     whole_records,
 )
+from torch_testing_ext._process.logs import cut
 from torch_testing_ext._process.words import list_of, verb_for
 
 from .finding import (
@@ -33,6 +35,8 @@ from .message_pairs import Pair, Records, pairs_of
 
 _CALLS_BEFORE = 3
 _WIDEST_COLUMN = 60
+# The columns of a title for what ranks have called.
+_MOST_OF_TITLE = 170
 
 
 def first_mismatch(records: Records, unless_raised: bool = False) -> Finding | None:
@@ -85,34 +89,89 @@ def _mismatch_at(group: SharedGroup, place: int, calls_there: CallOfRank, calls:
     return None
 
 
+class _Way(NamedTuple):
+    """A way in which ranks have called, with what their calls have in common, in words."""
+
+    ranks: list[int]
+    words: str
+
+
+def _kind_of(call: Call) -> Any:
+    return call.kind
+
+
+def _must_agree(call: Call) -> Any:
+    return call.agreement
+
+
+def _put_together(call: Call) -> Any:
+    return call.layout, call.parts
+
+
+def _ways(calls: CallOfRank) -> list[_Way]:
+    """The ways in which ranks have called, by the first property that tells them apart; that of the fewest first.
+
+    Sizes come last: those of an exchange differ in sound programs.
+    """
+    properties = (_kind_of, _must_agree, _put_together)
+    tells_apart = next(each for each in properties if len(set(map(each, calls.values()))) > 1)
+    groups = ranks_grouped_by(calls, tells_apart)
+    if tells_apart is _put_together:
+        calls = {rank: _with_parts(call) for rank, call in calls.items()}
+    alike = [[calls[rank] for rank in ranks] for ranks, _ in groups]
+    words = list(map(_in_common, alike))
+    if len(set(words)) < len(words):
+        words = [f"{text} {_elements_of(first)}" for text, (first, *_) in zip(words, alike, strict=True)]
+    return [_Way(ranks, text) for (ranks, _), text in zip(groups, words, strict=True)]
+
+
 def _with_parts(call: Call) -> Call:
-    return replace(call, details=(*call.details, " to ".join(call.parts)))
+    return replace(call, details=(*call.details, *filter(None, [" to ".join(call.parts)])))
+
+
+def _in_common(calls: Sequence[Call]) -> str:
+    """The words that describe all of these calls: of inputs of other shapes, their types."""
+    first = calls[0]
+    texts = set(map(described, calls))
+    if len(texts) == 1:
+        return texts.pop()
+    details = tuple(detail for detail in first.details if all(detail in call.details for call in calls))
+    if len({call.inputs for call in calls}) == 1:
+        return described(replace(first, details=details))
+    types = {input.rpartition(" ")[2] for call in calls for input in call.inputs}
+    inputs = ("of", *types) if len(types) == 1 and "]" not in "".join(types) else ()
+    return " ".join([first.kind, *inputs, *details])
+
+
+def _elements_of(call: Call) -> str:
+    """The sizes and types that a call must have in common with others, where its inputs do not show them."""
+    sizes, types = call.agreement[1:3]
+    named = [name for name in types if isinstance(name, str)]
+    return f"(elements {list(sizes)}, {', '.join(named).lower()})" if sizes else f"({', '.join(named).lower()})"
 
 
 def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding:
     """The finding about members that disagree in the calls of one place."""
-    if len({(call.inputs, call.agreement) for call in calls_there.values()}) == 1:
-        calls_there = {rank: _with_parts(call) for rank, call in calls_there.items()}
-    groups = ranks_grouped_by(calls_there, lambda call: (call.kind, call.inputs, call.agreement, call.details))
-    rest = [rank for ranks, _ in groups[MOST_WAYS:] for rank in ranks]
-    groups = groups[:MOST_WAYS]
-    parts = []
-    for ranks, call in groups:
-        parts.append(f"{list_of(ranks)} {verb_for(ranks, 'calls', 'call')} {described(call)}")
-    if rest:
-        parts.append(f"{list_of(rest)} call something else")
+    ways = _ways(calls_there)
+    rest = [rank for way in ways[MOST_WAYS:] for rank in way.ranks]
+    ways = ways[:MOST_WAYS]
     where = f"call #{place} of {group.title}"
-    brief = ", ".join(parts)
-    if len(groups) == 2 and len(calls_there) == len(group.ranks) > 2:
-        _, call_of_others = groups[1]
-        brief = f"{parts[0]}, the others call {described(call_of_others)}"
+    # So short that the title has room for where it is.
+    brief_ways = [way._replace(words=cut(way.words, _MOST_OF_TITLE // len(ways))) for way in ways]
+    brief = ", ".join(_calls_in_words(brief_ways, rest))
+    if len(ways) == 2 and len(calls_there) == len(group.ranks) > 2:
+        brief = f"{_calls_in_words(brief_ways[:1], [])[0]}, the others call {brief_ways[1].words}"
+    words_of = {rank: way.words for way in ways for rank in way.ranks}
+    doings = tuple(
+        Doing(rank, words_of.get(rank) or described(call), call.site) for rank, call in sorted(calls_there.items())
+    )
     return Finding(
         FindingKind.MISMATCH,
-        f"ranks disagree in {where} ({list_of(group.ranks)}): {', '.join(parts)}",
-        doings_of(calls_there),
-        tuple(groups[0][0]),
+        f"ranks disagree in {where} ({list_of(group.ranks)}): {', '.join(_calls_in_words(ways, rest))}",
+        doings,
+        tuple(ways[0].ranks),
         awaited=tuple(rank for rank in group.ranks if rank not in calls_there),
-        table=_side_by_side(groups, place, calls) if place > 1 else (),
+        table=_side_by_side(ways, place, calls) if place > 1 else (),
         brief=f"{brief} in {where}",
     )
 
@@ -124,13 +183,19 @@ def _have_other_parts(calls: CallOfRank) -> bool:
     return len(layouts) > 1 or len(parts) > 1
 
 
-def _side_by_side(groups: Sequence[tuple[Sequence[int], Call]], place: int, calls: CallsByRank) -> tuple[str, ...]:
+def _calls_in_words(ways: Sequence[_Way], rest: Sequence[int]) -> list[str]:
+    """A part of a sentence for each way to call, and one for the ranks that have called in yet other ways."""
+    parts = [f"{list_of(ranks)} {verb_for(ranks, 'calls', 'call')} {words}" for ranks, words in ways]
+    return [*parts, f"{list_of(rest)} call something else"] if rest else parts
+
+
+def _side_by_side(ways: Sequence[_Way], place: int, calls: CallsByRank) -> tuple[str, ...]:
     """The calls that lead to a mismatch, a column for all ranks that agree there, with a mark where they differ."""
     first = max(1, place - _CALLS_BEFORE)
     columns = []
-    for ranks, _ in groups:
-        calls_of_first = calls[ranks[0]][first - 1 : place]
-        texts = [_cut(text) for text in (list_of(ranks), *map(described, calls_of_first))]
+    for ranks, words in ways:
+        before = [_in_common([calls[rank][number - 1] for rank in ranks]) for number in range(first, place)]
+        texts = [cut(text, _WIDEST_COLUMN) for text in (list_of(ranks), *before, words)]
         width = max(map(len, texts))
         columns.append([text.ljust(width) for text in texts])
     titles = ["", *(f"#{number}" for number in range(first, place + 1))]
@@ -138,10 +203,6 @@ def _side_by_side(groups: Sequence[tuple[Sequence[int], Call]], place: int, call
     width_of_titles = max(map(len, titles))
     lines = [f"  {title.rjust(width_of_titles)}  {'  '.join(texts)}".rstrip() for title, *texts in rows]
     return (*lines[:-1], f">{lines[-1][1:]}")
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST_COLUMN else f"{text[: _WIDEST_COLUMN - 3]}..."
 
 
 def _wrong_exchange(group: SharedGroup, place: int, calls: CallOfRank) -> Finding | None:

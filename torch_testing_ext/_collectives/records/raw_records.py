@@ -245,8 +245,10 @@ def _backend_of(entry: Mapping[str, Any]) -> str:
 def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
     """The call of an entry of torch's flight recorder. `group`: the number of its group among those of the rank."""
     backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
-    shapes = tuple(str(list(size)) for size in entry.get("input_sizes") or ())
-    dtypes = [_DTYPES.get(name, name.lower()) for name in entry.get("input_dtypes") or ()]
+    # Of a scatter, only the root has inputs.
+    side = "output" if kind == "scatter" else "input"
+    shapes = tuple(str(list(size)) for size in entry.get(f"{side}_sizes") or ())
+    dtypes = [_DTYPES.get(name, name.lower()) for name in entry.get(f"{side}_dtypes") or ()]
     # There may be fewer types than shapes.
     typed = itertools.zip_longest(shapes, dtypes[: len(shapes)], fillvalue="")
     inputs = tuple(f"{shape} {dtype}".rstrip() for shape, dtype in typed)

@@ -13,7 +13,7 @@ from torch_testing_ext._collectives.records.issued_calls import Call
 Tensor = tuple[tuple[int, ...], str]
 _PUT_TOGETHER = (
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
-    *("gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    *("gather", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
 )
 
 
@@ -49,7 +49,7 @@ class Issued:
 
     def to_call(self) -> Call:
         """The call as the rules read it, without what only the log knows: its order, its line, its thread."""
-        shown = self.outputs if self.kind == "recv" else self.inputs
+        shown = self.outputs if self.kind in ("recv", "scatter") else self.inputs
         shapes = tuple(str(list(shape)) for shape, _ in shown)
         dtypes = (dtype for _, dtype in shown)
         is_exchange = self.kind in ("all_to_all", "all_to_all_single")
@@ -100,12 +100,7 @@ class Issued:
         """
         if self.kind not in _PUT_TOGETHER:
             return ()
-        if self.kind == "scatter":
-            parts = self.outputs[:1]
-        elif "scatter" in self.kind:
-            parts = self.outputs
-        else:
-            parts = self.inputs
+        parts = self.outputs if "scatter" in self.kind else self.inputs
         shapes = tuple(tuple(size for size in shape if size != 1) for shape, _ in parts)
         return shapes if all(len(shape) > 1 for shape in shapes) else ()
 
@@ -120,6 +115,9 @@ class Issued:
             details.append(f"splits {list(of_inputs)} to {list(of_outputs)}")
         elif self.kind in ("all_gather", "all_to_all") and len({shape for shape, _ in self.outputs}) > 1:
             details.append(f"into {[list(shape) for shape, _ in self.outputs]}")
+        types = {dtype for _, dtype in self.outputs}
+        if self.kind != "scatter" and self.inputs and types - {dtype for _, dtype in self.inputs}:
+            details.append(f"into {', '.join(sorted(types))}")
         return details
 
     def _exchange(self) -> tuple[tuple[int, ...], ...]:

@@ -1,0 +1,145 @@
+"""Programs of ranks with one slip each, and what the first screen must say of them; and sound programs beside them.
+
+A comment behind a line of a program names the ranks whose row on the screen must have that line: `# rank 1`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from torch_testing_ext._collectives.failure import WHOLE_ACCOUNT
+from torch_testing_ext._testing.bases import ranked_test_case
+from torch_testing_ext.common_distributed import sanitize
+
+from .outcomes import outcome_of
+from .ranks import Ranks
+
+LEVELS = {1: (), 2: ("default",)}
+_OF_RANKS = re.compile(r"# (ranks? [\d, -]+\d)$")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of all ranks. `told`: texts of the title, in order; () of a sound one. `seconds`: its time-out."""
+
+    body: Callable[[Any], None]
+    size: int
+    levels: tuple[int, ...]
+    told: tuple[str, ...] = ()
+    seconds: float = 1000.0
+
+    @property
+    def name(self) -> str:
+        return self.body.__name__
+
+    @property
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The ranks of each row that the screen must have, and its line."""
+        lines, first = inspect.getsourcelines(self.body)
+        file = os.path.basename(inspect.getsourcefile(self.body) or "")
+        for number, line in enumerate(lines, first):
+            named = _OF_RANKS.search(line.rstrip())
+            if named:
+                yield named[1], f"{file}:{number}"
+
+
+class Programs:
+    """The programs of a module, each with a class for each level, by which a rank finds it."""
+
+    def __init__(self, module: str):
+        self._module = sys.modules[module]
+        self.planted: list[Program] = []
+        self.sound: list[Program] = []
+
+    def told(self, *texts: str, size: int = 3, levels: tuple[int, ...] = (1, 2)) -> Callable[[Any], Any]:
+        """A program with a slip. `texts`: parts of the title."""
+
+        def plant(body: Any) -> Any:
+            self._add(self.planted, Program(body, size, levels, texts))
+            return body
+
+        return plant
+
+    def quiet(self, size: int = 3, levels: tuple[int, ...] = (1, 2)) -> Callable[[Any], Any]:
+        """A program without a slip."""
+
+        def plant(body: Any) -> Any:
+            self._add(self.sound, Program(body, size, levels, seconds=120.0))
+            return body
+
+        return plant
+
+    def _add(self, programs: list[Program], program: Program) -> None:
+        programs.append(program)
+        for level in program.levels:
+            name = _class_of(program, level)
+            own = {"world_size": program.size, "runs": _run(program, level), "__module__": self._module.__name__}
+            setattr(self._module, name, type(name, (Ranks,), own))
+
+    def case(self, program: Program, level: int) -> Any:
+        return getattr(self._module, _class_of(program, level))("runs")
+
+
+def _class_of(program: Program, level: int) -> str:
+    return f"Level{level}_{program.name}"
+
+
+def _run(program: Program, level: int) -> Any:
+    def runs(self: Any) -> None:
+        self.join_group()
+        program.body(self)
+
+    return sanitize(*LEVELS[level])(runs) if level > 1 else runs
+
+
+def check_told(test: Any, programs: Programs, program: Program, level: int) -> None:
+    """The screen has the title and the rows, and no time-out was needed."""
+    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds):
+        seen = outcome_of(programs.case(program, level))
+    test.assertIn(seen.outcome, ("failed", "error"), program.name)
+    test.assertNotIn("timed out after", seen.message)
+    beginning = seen.message.partition("common_distributed.Rank")[2]
+    screen = beginning.partition(WHOLE_ACCOUNT)[0]
+    title, _, rest = screen.partition("\n")
+    at = 0
+    for text in program.told:
+        found = title.find(text, at)
+        test.assertGreaterEqual(found, 0, f"{text!r} is not, or not in this order, in:\n{screen}")
+        at = found + len(text)
+    for ranks, place in program.rows:
+        row = re.compile(rf"^  {re.escape(ranks)}  .*?(\n +)?{re.escape(place)}\b", re.MULTILINE)
+        test.assertRegex(rest, row, screen)
+    too_wide = [line for line in rest.splitlines() if len(line) > 80 and "|" in line]
+    test.assertEqual(too_wide, [], screen)
+
+
+def check_quiet(test: Any, programs: Programs, program: Program, level: int) -> None:
+    """The program passes, and not a word is said."""
+    said = io.StringIO()
+    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds), contextlib.redirect_stderr(said):
+        seen = outcome_of(programs.case(program, level))
+    test.assertEqual(seen, ("passed", ""))
+    test.assertEqual(said.getvalue(), "")
+
+
+def add_tests(cls: Any, programs: Programs, mark: Callable[[Any], Any] = lambda test: test) -> None:
+    """Give the class a test for each program at each level."""
+    for kind, check in (("planted", check_told), ("sound", check_quiet)):
+        for program in getattr(programs, kind):
+            for level in program.levels:
+                name = f"test_{program.name}_at_level_{level}"
+                assert not hasattr(cls, name), name
+                setattr(
+                    cls,
+                    name,
+                    mark(lambda self, check=check, program=program, level=level: check(self, programs, program, level)),
+                )
