@@ -2,7 +2,9 @@
 
 import unittest
 
+import pytest
 import told_in_a_file_with_a_rather_long_name
+import told_threads
 import told_uneven
 from kit.told import add_tests
 
@@ -17,6 +19,11 @@ class LongTextsTest(unittest.TestCase):
     """On 80 columns."""
 
 
+class ThreadsTest(unittest.TestCase):
+    """The collective of a thread is told, and not the wait for the thread."""
+
+
+add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)
 

@@ -4,6 +4,7 @@ Only ranks import `process_threads`; the rules read a `RankState`, which needs n
 
     reachable_threads  threads that can reach torch.distributed
     rank_state         the threads of a rank at a moment; why it may go on
+    event_loops        event loops in which a thread waits
     method_calls       the method that a frame calls now
     process_threads    the threads of this process: only in ranks
 """

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import gloo_messages, made_groups
 
+from .event_loops import is_woken_by_threads_alone
 from .method_calls import keys_in_words, method_call_of, timeout_of_wait
 from .rank_state import PythonThread, RankState, ThreadState
 from .reachable_threads import can_reach, variables_by_name, variables_of
@@ -67,6 +68,7 @@ def state_of_process() -> RankState | None:
         keys=keys,
         in_collective=in_collective,
         message=message,
+        in_loop=calling is not None and bool(_in_main_frame(*calling, is_woken_by_threads_alone)),
     )
 
 

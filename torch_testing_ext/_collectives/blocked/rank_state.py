@@ -58,6 +58,7 @@ class RankState:
     `at_store`: it waits at a store, for a key or while it makes a group, for at most so many seconds. `keys`: those
     keys in words, as far as they are known. `in_collective`: it waits for the work of a collective. `message`: the
     message whose work it waits for, by its number among the messages; the parent makes that its order among all calls.
+    `in_loop`: it waits in an event loop that nothing but a thread of its process wakes.
     """
 
     machine: str
@@ -75,6 +76,12 @@ class RankState:
     keys: tuple[str, ...] = ()
     in_collective: bool = False
     message: int | None = None
+    in_loop: bool = False
+
+    @property
+    def has_thread_in_torch(self) -> bool:
+        """Whether another thread than the main one is in a call of torch."""
+        return any(thread.in_torch for thread in self.others)
 
     @property
     def waits_at_store(self) -> bool:
@@ -87,7 +94,9 @@ class RankState:
         """Whether the main thread waits without end, and not in torch: for a lock, or for another thread."""
         main = next((thread for thread in self.threads if thread.number == self.main), None)
         is_in_torch = self.in_torch or self.for_work or self.calls == "wait"
-        return main is not None and not is_in_torch and _waits_without_end(main, self.machine, may_be_timed=False)
+        if main is None or is_in_torch:
+            return False
+        return self.in_loop or _waits_without_end(main, self.machine, may_be_timed=False)
 
 
 def why_not_blocked(first: RankState | None, second: RankState | None) -> str | None:
@@ -139,6 +148,8 @@ class _Probes:
                 continue
             if self.earlier.get(thread.number) != thread:
                 return "one of its threads is running"
+            if is_main and self.second.in_loop:
+                continue
             may_be_timed = is_main and self.second.for_work
             if not _waits_without_end(thread, self.second.machine, may_be_timed):
                 return f"{'it' if is_main else 'one of its threads'} waits for something else"

@@ -148,7 +148,7 @@ def _with_waits_at_stores(waiting: WaitsByRank, running: RecordsByRank, known: R
         has_other_threads = state is not None and bool(state.others)
         of_other_threads = waiting.get(rank, []) if has_other_threads else []
         all_waits[rank] = [*of_other_threads, wait]
-    for rank, wait in waits_in_own_process(running, known).items():
+    for rank, wait in waits_in_own_process(running, known, waiting).items():
         all_waits[rank] = [*waiting.get(rank, []), wait]
     return all_waits
 

@@ -77,17 +77,18 @@ def _others(rank: int, everybody: Iterable[int]) -> tuple[int, ...]:
     return tuple(other for other in everybody if other != rank)
 
 
-def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
+def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord], waiting: WaitsByRank) -> dict[int, Wait]:
     """The ranks that wait for something of their own process. Any other rank may send a signal that ends that.
 
     So may the end of a call, by a callback: if the end of one is not known, no rank is missing. Those that a log says
-    the rank has waited for are over, unless another thread waits for them.
+    the rank has waited for are over, unless another thread waits for them. A rank whose other thread is in a call waits
+    for that: its main thread only waits for this thread.
     """
     everybody = _everybody(known)
     waits = {}
     for rank, record in running.items():
         state = record.state
-        if state is None or not state.waits_in_own_process:
+        if state is None or not state.waits_in_own_process or (waiting.get(rank) and state.has_thread_in_torch):
             continue
         calls = [call for in_group in record.calls.values() for call in in_group]
         may_end = any(not call.tells_end and (state.others or not call.blocks) for call in calls)
