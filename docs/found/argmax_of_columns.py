@@ -2,14 +2,14 @@
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. It returns the maximum of the lowest rank, while torch.argmax promises the
 first one. Torch 2.11.0 raises an error in gloo instead. Found by
-test/distributed/properties/test_dtensor_ops_properties.py.
+test/distributed/properties/test_dtensor_ops_properties.py. Near: pytorch/pytorch#173936, which was closed.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,9 @@ def argmax(rank: int, file: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            argmax(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=argmax, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = argmax(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -5,8 +5,8 @@ read, but installs no guard that the attribute is missing. So all later calls go
 with a default, are guarded; that helps if the class has no `__getattr__` that answers.
 
 Seen on torch 2.11.0, 2.12.0, 2.13.0, 2.14.0 and 2.15.0. patches/0015-dynamo-guard-missing-attribute.torch-2.13.patch
-and the same for 2.15 correct it. Run this file: it prints what each of two objects returns after its attribute was set,
-and exits with 1 if one is wrong.
+and the same for 2.15 correct it. Near: pytorch/pytorch#197859, which is open, and pytorch/pytorch#111522. Run this
+file: it prints what each of two objects returns after its attribute was set, and exits with 1 if one is wrong.
 """
 
 import sys

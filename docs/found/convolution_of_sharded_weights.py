@@ -1,16 +1,17 @@
 """DTensor: a convolution with sharded weights, or with an input sharded along its channels, is wrong or fails.
 
-Seen on torch 2.13.0 and 2.15.0; 2.11.0 refuses this convolution. Each rank convolves with its own output channels, but
-the result claims to be replicated: no rank has all channels, and none says so. The sharding rule asks for replicated
-weights; the handler of convolutions does not redistribute them. Found by
-test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.13.0 and 2.15.0; 2.11.0 refuses this convolution. Each rank convolves with its own output channels,
+but the result claims to be replicated: no rank has all channels, and none says so. The sharding rule asks for
+replicated weights; the handler of convolutions does not redistribute them. Found by
+test/distributed/properties/test_dtensor_opinfo_properties.py. Known as pytorch/pytorch#186129, which is open;
+pytorch/pytorch#191926 and pytorch/pytorch#192147 changed the strategies since.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -31,10 +32,9 @@ def convolve(rank: int, file: str) -> tuple[list[int], list[int]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            convolve(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=convolve, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = convolve(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns a tensor of shape {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -7,9 +7,9 @@ is empty or raises. Found by test/distributed/properties/test_dtensor_opinfo_pro
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -37,10 +37,9 @@ def cross(rank: int, file: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            cross(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=cross, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = cross(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got} rows, and {right} are right", flush=True)
     sys.exit(got != right)

@@ -4,14 +4,15 @@
 The same goes for functions that fill a new tensor like a given one: so cosine_embedding_loss is wrong if features are
 sharded. Of other in-place functions, torch refuses those that would have to change the placement.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Near:
+pytorch/pytorch#163193.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -34,10 +35,9 @@ def fill(rank: int, file: str) -> tuple[float, float]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            fill(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=fill, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = fill(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -3,14 +3,15 @@
 A loss that was computed on shards is often a partial sum, and `loss.item()` is what training loops log: every rank logs
 another number, and none is the loss. `float(loss)` does the same.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Known
+as pytorch/pytorch#166638, which is open.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -29,10 +30,9 @@ def item(rank: int, file: str) -> tuple[float, float]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            item(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=item, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = item(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -1,15 +1,16 @@
 """DTensor: the mean squared error is wrong if the shards are uneven.
 
 Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard has
-more weight. The same goes for huber_loss, smooth_l1_loss, binary_cross_entropy (also with logits) and soft_margin_loss.
-Found by test/distributed/properties/test_dtensor_ops_properties.py.
+more weight. The same goes for huber_loss, smooth_l1_loss, binary_cross_entropy (also with logits) and
+soft_margin_loss. Found by test/distributed/properties/test_dtensor_ops_properties.py. Near: pytorch/pytorch#162692,
+pytorch/pytorch#163241, pytorch/pytorch#185167.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -29,10 +30,9 @@ def mse_loss(rank: int, file: str) -> tuple[float, float]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            mse_loss(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=mse_loss, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = mse_loss(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -9,9 +9,9 @@ test/distributed/properties/test_schedule_properties.py. Run this file: it print
 and exits with 1 if a schedule computes another one or none.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -40,9 +40,8 @@ def train(rank: int, file: str) -> bool:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            train(0, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=train, args=(0, f"{directory}/store"), daemon=True)
+        other.start()
         right = train(1, f"{directory}/store")
-        os.wait()
+        other.join()
     sys.exit(not right)

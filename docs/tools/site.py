@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch_testing_ext"
 PAGES = ("*.md", "docs/**/*.md", "examples/*", "benchmarks/*.md", "patches/**/*.md")
 # Links lead to these files, which are shown as they are.
-OTHERS = ("LICENSE", "docs/found/*.py", "docs/pictures/*")
+OTHERS = ("LICENSE", "docs/found/**/*.py", "docs/pictures/*")
 NOT_HERE = {"SECURITY.md"}  # for GitHub's own pages
 
 

@@ -1,6 +1,5 @@
 """The documentation's examples run, its links lead somewhere, and it names exactly the settings that there are."""
 
-import ast
 import os
 import re
 import tempfile
@@ -92,14 +91,6 @@ class DocsTest(unittest.TestCase):
         pages = {str(page.relative_to(ROOT)) for page in [*PAGES, *MOVING, *others]}
         others = {name for name in listed if not (ROOT / name).is_file()}
         self.assertEqual((pages - set(listed), others), (set(), set()))
-
-    def test_every_fault_is_listed(self):
-        """docs/found/README.md has the first line of each file."""
-        page = FOUND.read_text(encoding="utf-8")
-        for file in sorted((ROOT / "docs" / "found").glob("*.py")):
-            first = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))).splitlines()[0]
-            with self.subTest(file=file.name):
-                self.assertIn(f"| [{file.name}]({file.name}) | {first} |\n", page)
 
     def test_sources_named_in_the_tour_exist(self):
         """Paths may leave out the package's folder; those of the runner its folder too."""

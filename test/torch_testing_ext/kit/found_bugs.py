@@ -4,6 +4,7 @@ If torch has fixed one, add the version here, and make the exceptions for it in 
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -57,16 +58,41 @@ RAISED_BEFORE = {
     "pipeline_eval_of_v_schedules": (2, 12),
     "pipeline_split_backward_of_frozen_inputs": (2, 13),
 }
-# This one ends its process.
-ALONE = {"endless_search_for_attention"}
-# A bug that shows only in some runs cannot be an expected failure.
-NOT_JUDGED = {"gloo_abort_at_exit"}
 
 FIXED = [
     name
     for name, version in FIXED_IN.items()
     if (version and torch.__version__ >= version) or torch.__version__ < WRONG_SINCE.get(name, (0, 0))
 ]
+
+FOUND = Path(__file__).resolve().parents[3] / "docs" / "found"
+
+
+def page(name):
+    """The file that shows a bug. Those that the newest torch has mended are in a folder of their own."""
+    return FOUND / ("mended" if FIXED_IN[name] else "") / f"{name}.py"
+
+
+def table(names):
+    """The rows of README.md for these pages: what is wrong, in which versions, and what PyTorch's issues say."""
+    rows = []
+    for name in sorted(names):
+        text = ast.get_docstring(ast.parse(page(name).read_text(encoding="utf-8")))
+        issues = dict.fromkeys(re.findall(r"pytorch/pytorch#(\d+)", text))
+        links = ", ".join(f"[#{number}](https://github.com/pytorch/pytorch/issues/{number})" for number in issues)
+        file = page(name).relative_to(FOUND)
+        rows.append(f"| [{name}]({file}) | {text.splitlines()[0]} | {_open_in(name)} | {links} |\n")
+    return "".join(rows)
+
+
+def _open_in(name):
+    """The versions that are wrong, of those that this package supports."""
+    since, fixed = WRONG_SINCE.get(name), FIXED_IN[name]
+    first = ".".join(map(str, since or (2, 11)))
+    if fixed is None:
+        return "all" if since is None else f"{first} and later"
+    last = f"2.{fixed[1] - 1}"
+    return first if first == last else f"{first} to {last}"
 
 
 def imports_of(source):

@@ -1,6 +1,6 @@
 """The first group that a rank makes is the first of its process: gloo counts groups in C++, which forks inherit.
 
-`split_group` of a later default group crashes (docs/found/gloo_split_of_a_second_group.py).
+`split_group` of a later default group crashes (docs/found/mended/gloo_split_of_a_second_group.py).
 """
 
 import os

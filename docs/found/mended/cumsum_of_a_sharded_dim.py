@@ -7,9 +7,9 @@ test/distributed/properties/test_dtensor_ops_properties.py.
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """
 
-import os
 import sys
 import tempfile
+from multiprocessing import get_context
 
 import torch
 import torch.distributed as dist
@@ -28,10 +28,9 @@ def cumsum(rank: int, file: str) -> tuple[list[float], list[float]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        if os.fork() == 0:
-            cumsum(1, f"{directory}/store")
-            os._exit(0)
+        other = get_context("fork").Process(target=cumsum, args=(1, f"{directory}/store"), daemon=True)
+        other.start()
         got, right = cumsum(0, f"{directory}/store")
-        os.wait()
+        other.join()
     print(f"torch returns {got}, and {right} is right", flush=True)
     sys.exit(got != right)

@@ -4,16 +4,16 @@ gloo numbers the groups of a process in C++. Only of the first one does the back
 the members are all ranks; of a later default group, `split_group` reads from an empty list. A process that is forked
 from one that has made a group goes on counting, so its very first group is affected, too.
 
-Seen on torch 2.13.0, not on 2.14 and 2.15; https://github.com/pytorch/pytorch/pull/191949 describes the
-cause. Found by running PyTorch's
-test_dist2.py in ranks that were forked from a process that had made a group, which ours no longer are.
+Seen on torch 2.13.0, not on 2.14 and 2.15; pytorch/pytorch#191949 describes the cause, near pytorch/pytorch#192106.
+Found by running PyTorch's test_dist2.py in ranks that were forked from a process that had made a group, which ours no
+longer are.
 
 Run this file: it prints how the process ended, and exits with 1 if it crashed.
 """
 
-import os
 import sys
 from datetime import timedelta
+from multiprocessing import get_context
 
 import torch.distributed as dist
 
@@ -30,10 +30,10 @@ def split_a_second_group() -> None:
 
 
 if __name__ == "__main__":
-    pid = os.fork()
-    if pid == 0:
-        split_a_second_group()
-        os._exit(0)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    process = get_context("fork").Process(target=split_a_second_group, daemon=True)
+    process.start()
+    process.join()
+    code = process.exitcode
+    assert code is not None
     print(f"killed by signal {-code}" if code < 0 else f"exited with {code}")
-    sys.exit(code != 0)
+    sys.exit(code < 0)
