@@ -29,13 +29,12 @@ from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, in_world, plan, priority, without_result
 from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
-from torch_testing_ext.runner.scheduling.unit_queue import Priority, typical_seconds
+from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typical_seconds
 
 from . import doors, rank_settings
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .model import Attempt, ExitCode, FinishedTest, KnownFile, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
-from .run_site import on_this_machine
 from .site_protocol import Found, OpenSite, RunSite, Work
 
 if TYPE_CHECKING:
@@ -85,7 +84,8 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
         # The report names the seed of the order.
         options = dataclasses.replace(options, shuffle=random.randrange(2**32))
     chosen = Chosen.of(options, root, Path.cwd())
-    if options.action is Action.DRY_RUN and options.is_sent:
+    sends = options.cluster is not None and _is_of_ray(options.cluster) and options.cluster_root is None
+    if options.action is Action.DRY_RUN and sends:
         from torch_testing_ext.runner.cluster.cluster_site import shipment
 
         print(shipment(root, chosen.files).describe())
@@ -150,13 +150,19 @@ def _explain(options: Options, chosen: Chosen, affected: Affected) -> int:
     return ExitCode.PASSED
 
 
+def _is_of_ray(cluster: str) -> bool:
+    """Whether the value of --cluster is the address of a Ray cluster, and not the name of a site."""
+    return cluster == "auto" or not cluster.isidentifier()
+
+
 def _open_site(options: Options, root: Path, files: Sequence[str]) -> AbstractContextManager[RunSite]:
     if options.cluster is None:
+        from .run_site import on_this_machine
+
         return on_this_machine(options, root, files)
     sites = doors.entries(doors.SITES, OWN_SITES)
     of_ray = sites.pop("ray")
-    is_of_ray = options.cluster == "auto" or not options.cluster.isidentifier()
-    entry = of_ray if is_of_ray else sites.get(options.cluster)
+    entry = of_ray if _is_of_ray(options.cluster) else sites.get(options.cluster)
     if entry is None:
         raise UsageError(f"--cluster {options.cluster} is not auto, {', '.join(sites)}, HOST:PORT or ray://HOST:PORT")
     try:
@@ -342,7 +348,8 @@ def _dry_run(work: Work, site: RunSite, first: Priority) -> None:
     def seconds_of(unit: Unit) -> float:
         return typical if unit.seconds is None else unit.seconds
 
-    queue, leases = site.schedule(work, first)
+    leases = site.leases(work)
+    queue = Queue(work.plan.units, leases, first)
     spans = list(forecast(queue, leases, seconds_of))
     print("\n".join(listing.schedule_as_text(spans)))
 
@@ -410,12 +417,19 @@ def _run_work(
     affected: Affected,
 ) -> Summary:
     """Run the work with the engine, and record its results for later runs."""
+    from torch_testing_ext.runner.engine.engine import Engine
+
     header = make_header(commit, work.inventory, site.torch_version, work.options.world)
-    engine, late = site.engine(work, _first(work, earlier), reporters, header)
+    leases = site.leases(work)
+    queue = Queue(work.plan.units, leases, _first(work, earlier))
+    prepared = site.prepare(work, queue, leases, reporters)
+    engine = Engine(
+        site, work.options, work.inventory, leases, queue, reporters, header, prepared.memory, prepared.others
+    )
     nothing = []
     if not work.tests and work.options.affected is None:
         nothing.append("nothing is selected: no test matches")
-    warnings = _each_once(earlier.warnings, work.warnings, nothing, late)
+    warnings = _each_once(earlier.warnings, work.warnings, nothing, prepared.warnings)
     for warning in warnings:
         reporters.on_event(Warned(warning))
     summary = engine.run(work.plan, work.broken, lambda: deferred.reason)

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors
+from torch_testing_ext._machine.device_locks import DeviceLocks, lease_folder, leased_by_ancestors, leased_for
 from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
 from torch_testing_ext._machine.nvml import (
     Gpu,
@@ -24,24 +24,29 @@ from torch_testing_ext._machine.nvml import (
     open_nvml,
     warnings_about_devices,
 )
+from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._machine.visible_devices import problem_of_mask
 from torch_testing_ext._process import words
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._process.questions import NoAnswer, Silence
-from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory, with_nvlinks
+from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
-from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
+from torch_testing_ext.runner.scheduling.protocol import RunLeases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server, stop_servers
 
+from . import rank_settings, run_again
 from .events import Importing, Reporter, Warned
-from .model import RunHeader
+from .model import Lease, Unit
 from .options import CannotRun, Options, UsageError, Warm
-from .site_protocol import Found, Work
+from .site_protocol import Found, Preparation, RunSite, Work
 
 if TYPE_CHECKING:
     from torch_testing_ext._machine.fake_accelerator.shared_memory import SharedMemory
-    from torch_testing_ext.runner.engine.engine import Engine
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
+    from torch_testing_ext.runner.engine.other_runs import OtherRuns
+    from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
     from torch_testing_ext.runner.processes.file_processes import FileProcesses, Reads
 
 
@@ -80,11 +85,24 @@ def _warm_server(options: Options, root: Path, environ: Mapping[str, str], modul
 
 
 @dataclass
-class LocalSite:
-    """This machine: finds devices and tests, and makes the engine that runs these."""
+class LocalSite(RunSite):
+    """This machine: units run in the processes of a preloaded server, which are killed when the user is in a hurry."""
 
     options: Options
     files: FileProcesses
+    # Known when devices have been found.
+    inventory: Inventory = field(default_factory=Inventory)
+    # About a test whose name is appended; None for those of the options.
+    command: str | None = None
+    show_command: str | None = None
+    _others: OtherRuns | None = None
+    # The ports of NCCL's RAS.
+    _ports: ExitStack = field(default_factory=ExitStack)
+    _port_of: dict[tuple[str | int, ...], int] = field(default_factory=dict)
+
+    @property
+    def loop(self) -> EventLoop:
+        return self.files.loop
 
     @property
     def torch_version(self) -> str:
@@ -111,36 +129,24 @@ class LocalSite:
         discovery = self.files.discover(files, inventory.most_ranks, self.options.jobs, tell)
         return Found(inventory, self.options.jobs, discovery, warnings)
 
-    def schedule(self, work: Work, first: Priority) -> tuple[Queue, Leases]:
-        """A queue and leases, which nothing else sees."""
+    def leases(self, work: Work) -> Leases:
         inventory = work.inventory
-        leases = Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend)
-        return Queue(work.plan.units, leases, first), leases
+        return Leases(inventory.names, work.options.jobs, inventory.facts, inventory.shared_backend)
 
-    def engine(
-        self,
-        work: Work,
-        first: Priority,
-        reporter: Reporter,
-        header: RunHeader,
-    ) -> tuple[Engine, tuple[str, ...]]:
-        """The engine that runs the work, and warnings."""
-        from torch_testing_ext.runner.engine.engine import Engine
+    def prepare(self, work: Work, queue: Queue, leases: RunLeases, reporter: Reporter) -> Preparation:
+        """Lock devices that other runs may want, and check their memory between tests."""
         from torch_testing_ext.runner.engine.other_runs import OtherRuns
-        from torch_testing_ext.runner.engine.places import LocalPlace
 
-        queue, leases = self.schedule(work, first)
+        self.options, self.inventory = work.options, work.inventory
+        if not any(unit.devices for unit in work.plan.units):
+            return Preparation()
+        assert isinstance(leases, Leases)
         warnings: list[str] = []
-        others = None
-        memory = None
-        if any(unit.devices for unit in work.plan.units):
-            locks = _device_locks(work, warnings)
-            if locks is not None:
-                others = OtherRuns(locks, leases)
-            memory = self._memory_return(work, leases, reporter, warnings)
-        place = LocalPlace(self.files, work.options, work.inventory, others)
-        engine = Engine(place, work.options, work.inventory, leases, queue, reporter, header, memory, others)
-        return engine, tuple(warnings)
+        locks = _device_locks(work, warnings)
+        if locks is not None:
+            self._others = OtherRuns(locks, leases)
+        memory = self._memory_return(work, leases, reporter, warnings)
+        return Preparation(memory, self._others, tuple(warnings))
 
     def _memory_return(
         self,
@@ -168,6 +174,47 @@ class LocalSite:
         return MemoryReturn(
             self.files.loop, nvml, uuids, warn, quarantine=leases.quarantine, is_ours=self.files.may_be_ours
         )
+
+    def _address_of_ras(self, lease: Lease) -> dict[str, str]:
+        """The address of NCCL's status: by default, all jobs of a machine would use the same port."""
+        if not lease.devices:
+            return {}
+        # Only one unit at a time has them.
+        place: tuple[str | int, ...] = (*lease.devices[:1], *lease.slots[:1])
+        if place not in self._port_of:
+            self._port_of[place] = self._ports.enter_context(leased_port())
+        return {"NCCL_RAS_ADDR": f"localhost:{self._port_of[place]}"}
+
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RunningUnit:
+        """Start a unit in processes of this machine."""
+        from torch_testing_ext.runner.engine.running_unit import RunningUnit
+
+        environ = {**environment_of(lease, self.inventory), **self._address_of_ras(lease)}
+        locks: tuple[int, ...] = ()
+        if lease.devices:
+            # Also if this run agrees with no other: what the test starts waits for none of these.
+            identities = map(self.inventory.identity_of, lease.devices)
+            environ.update(leased_for(identities, leased_by_ancestors(os.environ)))
+        if self._others is not None:
+            locks = self._others.locks.descriptors(lease.devices)
+        environ.update(rank_settings.of_ranks(self.options, unit.repetition))
+        environ.update(rank_settings.of_debugger(self.options))
+        command = run_again.command(self.options) if self.command is None else self.command
+        show_command = run_again.show_command(self.options) if self.show_command is None else self.show_command
+        return RunningUnit(
+            unit,
+            lease,
+            self.files,
+            self.options,
+            environ,
+            listener,
+            run_again.with_delays(command, self.options, unit.repetition),
+            show_command,
+            locks,
+        )
+
+    def close_file(self, name: str) -> None:
+        self.files.file(name).close()
 
 
 def open_shared_memory() -> SharedMemory:

@@ -1,7 +1,8 @@
-"""The protocol of a site, where a run finds devices and tests, and gets its engine.
+"""The protocol of a site, where a run finds devices and tests, and where its units run.
 
-`run_site` has this machine. The entry points `torchtest.sites` have the nodes of clusters: each is a function
-of the options, the root of the project and the test files, and returns a context manager of a site.
+The seam between the engine, which decides, and the processes. `run_site` has this machine. The entry points
+`torchtest.sites` have the nodes of clusters: each is a function of the options, the root of the project and the test
+files, and returns a context manager of a site.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.runner.scheduling.protocol import RunLeases
-from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 from .events import Reporter
-from .model import Attempt, RunHeader, Test
+from .model import Attempt, Lease, Test, Unit
 from .options import Options
 
 if TYPE_CHECKING:
-    from torch_testing_ext.runner.engine.engine import Engine
+    from torch_testing_ext.runner.engine.memory_return import MemoryReturn
+    from torch_testing_ext.runner.engine.other_runs import OtherRuns
+    from torch_testing_ext.runner.engine.running_unit import UnitHandle, UnitListener
     from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
 
 
@@ -55,8 +59,23 @@ class Work:
         return (*self.plan.tests, *(attempt.test for attempt in self.broken))
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What a site adds to the engine of a run: checks of its devices, and warnings."""
+
+    # Waits until devices have their memory back.
+    memory: MemoryReturn | None = None
+    # The runs that share its devices.
+    others: OtherRuns | None = None
+    warnings: tuple[str, ...] = ()
+
+
 class RunSite(Protocol):
-    """Finds devices and tests, and makes the engine that runs these."""
+    """Finds devices and tests, starts units, and owns their processes. What has a body here is the usual."""
+
+    @property
+    def loop(self) -> EventLoop:
+        """The loop in which the engine waits."""
 
     @property
     def torch_version(self) -> str:
@@ -68,17 +87,40 @@ class RunSite(Protocol):
 
     def reads(self) -> Reads:
         """The files that tests and imports have read, as far as the site knows."""
+        return {}
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         """Import the files, and find the devices. Raises CannotRun."""
 
-    def schedule(self, work: Work, first: Priority) -> tuple[Queue, RunLeases]:
-        """A queue and leases for a forecast, which nothing else sees."""
+    def leases(self, work: Work) -> RunLeases:
+        """The devices and slots of the site, all of them free."""
 
-    def engine(
-        self, work: Work, first: Priority, reporter: Reporter, header: RunHeader
-    ) -> tuple[Engine, tuple[str, ...]]:
-        """The engine that runs the work, and warnings."""
+    def prepare(self, work: Work, queue: Queue, leases: RunLeases, reporter: Reporter) -> Preparation:
+        """Get ready to run the units of a queue."""
+        return Preparation()
+
+    def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> UnitHandle:
+        """Start a unit. Raises OSError if the system refuses what it needs."""
+
+    def close_file(self, name: str) -> None:
+        """End the process of a file, of which no unit runs or waits."""
+
+    def wait_for_more(self) -> bool:
+        """No unit runs, and none that waits fits: whether this can change, so that waiting makes sense."""
+        return False
+
+    @property
+    def shortage(self) -> str:
+        """Why units that wait fit nowhere, in words."""
+        return "it does not fit on this machine"
+
+    def is_finishing(self) -> bool:
+        """The last unit has ended: whether something else is still to come, such as files from other machines."""
+        return False
+
+    def hurry(self) -> None:
+        """The user has interrupted the run twice: wait for nothing that may not come."""
+        return
 
 
 OpenSite: TypeAlias = Callable[[Options, Path, Sequence[str]], AbstractContextManager[RunSite]]

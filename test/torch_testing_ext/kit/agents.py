@@ -18,7 +18,7 @@ from kit.warm import start_agent
 from torch_testing_ext._process.channels import socket_pair
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
-from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
+from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.model import NodeOfRun
@@ -71,7 +71,7 @@ class Nodes:
         )
         self.leases = NodeLeases()
         self.said: list[str] = []
-        self.place = ClusterPlace(self.launcher, self.leases, timeout, self.said.append)
+        self.place = ClusterSite(self.launcher, self.leases, timeout, self.said.append)
         self.place.nodes.troubles.show = self.said.append
         self._files = 0
 
@@ -99,7 +99,7 @@ class Nodes:
         return self.launcher._processes[name].pid
 
     def run(self, *files: str, react: Callable[[events.Event], object] | None = None, **options: Any) -> FinishedRun:
-        found = self.place.discover(files, 2)
+        found = self.place.find_tests(files, 2)
         chosen = Options(**{"jobs": 2, "timeout": 60.0, **options})
         most = self.place.most_at_once
         here = self.place.nodes.ready.items()

@@ -16,11 +16,11 @@ from kit.processes import files_not_kept
 from kit.with_accelerators import FOLDER, environ_of_accelerators
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
-from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.processes.preloaded_client import ALWAYS, WarmUp
+from torch_testing_ext.runner.run_site import LocalSite
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
@@ -128,9 +128,7 @@ class Project:
         recorder = EventRecorder(react)
         leases = Leases(inventory.names, chosen.jobs)
         queue = Queue(planned.units, leases)
-        engine = Engine(
-            LocalPlace(self.preloaded_server, chosen, inventory), chosen, inventory, leases, queue, recorder
-        )
+        engine = Engine(LocalSite(chosen, self.preloaded_server, inventory), chosen, inventory, leases, queue, recorder)
         with files_not_kept():
             summary = engine.run(planned, not_run)
         for file in self.preloaded_server._files.values():

@@ -133,6 +133,10 @@ class RunTest(RunsCase):
         out = self.finish(self.start("--cluster", "here", "-j", "1", environ=self.environ), 1)
         self.assertEqual(out.count("opened"), 1)
         self.assertEqual(out.splitlines()[-1], "1 passed, 1 failed, 0 skipped")
+        # It is asked for the schedule, too: only a Ray cluster gets a copy of the project, which --dry-run would list.
+        out = self.finish(self.start("--cluster", "here", "-j", "1", "--dry-run", environ=self.environ), 0)
+        self.assertEqual(out.count("opened"), 1)
+        self.assertIn("test_a", out)
 
     def test_a_site_that_nobody_has(self):
         install(self.others, f'[project.entry-points."{doors.SITES}"]\nhere = "no_such_site:here"')

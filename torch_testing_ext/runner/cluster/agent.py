@@ -22,12 +22,12 @@ from torch_testing_ext._process import sessions, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd
 from torch_testing_ext.runner.options import CannotRun, UsageError
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
+from torch_testing_ext.runner.run_site import LocalSite
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory
 
 from . import agent_messages
@@ -60,7 +60,7 @@ class Agent(UnitListener):
     _sent_warnings: set[str] = field(default_factory=set)
     # Came while devices were counted.
     _early: list[agent_messages.ToAgent] = field(default_factory=list)
-    _place: LocalPlace | None = None
+    _site: LocalSite | None = None
 
     def __post_init__(self) -> None:
         root, patterns = Path(self.prepare.root), self.prepare.fetch
@@ -94,7 +94,7 @@ class Agent(UnitListener):
         if len(inventory.names) < asked.reserved:
             self._warn(f"{asked.reserved} accelerators are reserved there, and torch sees {len(inventory.names)}")
         inventory = replace(inventory, names=inventory.names[: options.cluster_gpus_per_node])
-        self._place = LocalPlace(self.files, options, inventory, command=asked.command, show_command=asked.show_command)
+        self._site = LocalSite(options, self.files, inventory, command=asked.command, show_command=asked.show_command)
         self.writer.send(
             agent_messages.NodeReady(
                 inventory.kind,
@@ -135,7 +135,7 @@ class Agent(UnitListener):
         raise _StreamEnded
 
     def _receive(self, message: agent_messages.ToAgent) -> None:
-        if self._place is None:
+        if self._site is None:
             self._early.append(message)
         else:
             self._on_message(message)
@@ -187,8 +187,8 @@ class Agent(UnitListener):
         why = "the node cannot run tests"
         self.files.file(unit.file, message.devices)
         try:
-            if self._place is not None:
-                self._running[unit.number] = self._place.start(unit, message.lease, self)
+            if self._site is not None:
+                self._running[unit.number] = self._site.start(unit, message.lease, self)
                 return
         except OSError as error:
             why = str(error)

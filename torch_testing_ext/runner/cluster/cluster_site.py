@@ -1,4 +1,4 @@
-"""The nodes of a cluster as the site of a run, and as the place where its units run."""
+"""The nodes of a cluster as the site of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,16 @@ from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext.runner import run_again
-from torch_testing_ext.runner.engine.engine import Engine
-from torch_testing_ext.runner.engine.places import Place
 from torch_testing_ext.runner.engine.running_unit import UnitListener
 from torch_testing_ext.runner.events import Reporter, Warned
-from torch_testing_ext.runner.model import Lease, NodeOfRun, RunHeader, Unit
+from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import ALL_CPUS, CannotRun, Options, UsageError
-from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
+from torch_testing_ext.runner.processes.file_processes import Discovery
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
-from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue
-from torch_testing_ext.runner.site_protocol import Found, Work
+from torch_testing_ext.runner.scheduling.protocol import RunLeases
+from torch_testing_ext.runner.scheduling.unit_queue import Queue
+from torch_testing_ext.runner.site_protocol import Found, Preparation, RunSite, Work
 
 from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, RunUnit
 from .bridge_messages import Connect
@@ -47,11 +46,16 @@ from .slurm import SLURM, slurm_launcher
 LOGS_OF_NODES = "torch_testing_ext_logs"
 # Seconds between two lines about what the run waits for.
 TELL_INTERVAL = 10.0
+_NOTHING_TO_FETCH = "cluster.fetch is for a project that is sent to the nodes: these share its folder"
 
 
 @contextmanager
 def on_slurm(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
     """The nodes of a Slurm allocation, which share the project's folder: the site `slurm`."""
+    if options.cluster_fake_gpus:
+        raise UsageError("--cluster slurm and cluster.fake-gpus cannot be combined: Slurm names no accelerators")
+    if options.cluster_fetch:
+        raise UsageError(_NOTHING_TO_FETCH)
     with locked_folder("torch_testing_ext_run_") as folder:
         launcher = slurm_launcher(options, root, _prepare(options, root), folder, os.environ)
         with _on_nodes(launcher, options, _notes(options)) as site:
@@ -61,6 +65,8 @@ def on_slurm(options: Options, root: Path, files: Sequence[str]) -> Iterator[Clu
 @contextmanager
 def on_ray(options: Options, root: Path, files: Sequence[str]) -> Iterator[ClusterSite]:
     """The nodes of a Ray cluster: the site `ray`. Without a shared folder, these get a copy of the project."""
+    if options.cluster_fetch and options.cluster_root is not None:
+        raise UsageError(_NOTHING_TO_FETCH)
     warnings = _notes(options)
     with locked_folder("torch_testing_ext_run_") as folder, ExitStack() as open_files:
         if options.cluster_root is not None:
@@ -80,78 +86,15 @@ def _on_nodes(
     launcher: NodeLauncher, options: Options, warnings: list[str], coming_back: ComingBack | None = None
 ) -> Iterator[ClusterSite]:
     """The nodes on which a launcher starts agents. `coming_back`: what writes the files that tests change there."""
-    leases = NodeLeases()
-    with ClusterPlace(launcher, leases, options.cluster_timeout, _say) as place:
-        place.nodes.coming_back = coming_back
-        yield ClusterSite(place, leases, warnings)
+    with ClusterSite(launcher, NodeLeases(), options.cluster_timeout, _say, warnings) as site:
+        site.nodes.coming_back = coming_back
+        yield site
 
 
 def shipment(root: Path, files: Sequence[str]) -> Shipment:
     """Choose what is sent: also test files that git ignores, and folders of the project on PYTHONPATH."""
     below, _ = split_path(os.environ.get("PYTHONPATH", ""), root, Path.cwd())
     return choose_files(root, [*files, *(name for name in below if name != ".")])
-
-
-@dataclass
-class ClusterSite:
-    """The nodes of a cluster, where tests are found and run by agents."""
-
-    place: ClusterPlace
-    leases: NodeLeases
-    # Warnings from before the nodes have come.
-    notes: Sequence[str]
-    # Known when the nodes are ready.
-    torch_version: str = ""
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        return (*self.notes, *self.place.nodes.troubles.warnings)
-
-    def reads(self) -> Reads:
-        # The nodes do not say.
-        return {}
-
-    def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
-        """Wait for nodes, and have one of them find the tests."""
-        self.place.wait_for_nodes()
-        ready = self.place.nodes.ready
-        self.torch_version = next(iter(ready.values())).torch
-        nodes = []
-        devices = []
-        kind = None
-        for name, facts in ready.items():
-            nodes.append(NodeOfRun(name, facts.devices, facts.slots, facts.most_at_once))
-            devices += [f"{name}:{device}" for device in facts.devices]
-            kind = kind or facts.kind or None
-        is_fake = any(facts.fake for facts in ready.values())
-        inventory = Inventory(tuple(devices), kind, is_fake, nodes=tuple(nodes))
-        slots = [node.slots for node in nodes]
-        discovery = self.place.discover(tuple(files), max(slots))
-        return Found(inventory, sum(slots), discovery)
-
-    def schedule(self, work: Work, first: Priority) -> tuple[Queue, NodeLeases]:
-        return Queue(work.plan.units, self.leases, first), self.leases
-
-    def engine(
-        self,
-        work: Work,
-        first: Priority,
-        reporter: Reporter,
-        header: RunHeader,
-    ) -> tuple[Engine, tuple[str, ...]]:
-        """The engine that runs the work on the nodes, and warnings."""
-        queue, leases = self.schedule(work, first)
-
-        def waiting() -> int:
-            # A run without end always has units for a node.
-            return 1 if work.options.endless else len(queue)
-
-        def show(warning: str) -> None:
-            reporter.on_event(Warned(warning))
-
-        self.place.nodes.waiting = waiting
-        self.place.nodes.troubles.show = show
-        return Engine(self.place, work.options, work.inventory, leases, queue, reporter, header), ()
 
 
 def clean(options: Options) -> int:
@@ -161,10 +104,10 @@ def clean(options: Options) -> int:
         raise UsageError("cluster clean is for Ray: with Slurm, nodes keep nothing")
     with locked_folder("torch_testing_ext_run_") as folder:
         launcher = _by_ray(options, Path.cwd(), folder, [], cleans=True)
-        with ClusterPlace(launcher, NodeLeases(), options.cluster_timeout, _say) as place:
+        with ClusterSite(launcher, NodeLeases(), options.cluster_timeout, _say) as site:
             # Also when all is done.
             while not launcher.failure:
-                place.loop.step()
+                site.loop.step()
     for node in launcher.cleaned:
         print(f"node {node.name}: removed {', '.join(node.removed) or 'nothing'}")
     if not launcher.cleaned:
@@ -252,31 +195,67 @@ def _say(text: str) -> None:
     print(f"{user_commands.runner_name()}: {text}", file=sys.stderr, flush=True)
 
 
-# -- the place
+class ClusterSite(RunSite):
+    """The nodes of a run, on which tests are found and units run: `with ClusterSite(...) as site:`."""
 
-
-class ClusterPlace(Place):
-    """The nodes of a run, on which tests are found and units run: `with ClusterPlace(...) as place:`."""
-
-    def __init__(self, launcher: NodeLauncher, leases: NodeLeases, timeout: float, say: Callable[[str], object]):
-        """`timeout`: how long to wait for nodes, in seconds."""
-        self.loop = EventLoop()
-        self.nodes = ClusterNodes(launcher, leases, self.loop, say)
+    def __init__(
+        self,
+        launcher: NodeLauncher,
+        leases: NodeLeases,
+        timeout: float,
+        say: Callable[[str], object],
+        notes: Sequence[str] = (),
+    ):
+        """`timeout`: how long to wait for nodes, in seconds; `notes`: warnings from before the nodes have come."""
+        self._loop = EventLoop()
+        # Known when the nodes are ready.
+        self._torch_version = ""
+        self._leases = leases
+        self._notes = notes
+        self.nodes = ClusterNodes(launcher, leases, self._loop, say)
         self._launcher = launcher
         self._timeout = timeout
         self._say = say
         # How many nodes had joined when it began, and until when.
         self._wait: tuple[int, float] | None = None
 
-    def __enter__(self) -> ClusterPlace:
+    def __enter__(self) -> ClusterSite:
         self.nodes.open()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.nodes.close()
-        self.loop.close()
+        self._loop.close()
 
-    # -- before the run
+    @property
+    def loop(self) -> EventLoop:
+        return self._loop
+
+    @property
+    def torch_version(self) -> str:
+        return self._torch_version
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self._notes, *self.nodes.troubles.warnings)
+
+    def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
+        """Wait for nodes, and have one of them find the tests."""
+        self.wait_for_nodes()
+        ready = self.nodes.ready
+        self._torch_version = next(iter(ready.values())).torch
+        nodes = []
+        devices = []
+        kind = None
+        for name, facts in ready.items():
+            nodes.append(NodeOfRun(name, facts.devices, facts.slots, facts.most_at_once))
+            devices += [f"{name}:{device}" for device in facts.devices]
+            kind = kind or facts.kind or None
+        is_fake = any(facts.fake for facts in ready.values())
+        inventory = Inventory(tuple(devices), kind, is_fake, nodes=tuple(nodes))
+        slots = [node.slots for node in nodes]
+        discovery = self.find_tests(tuple(files), max(slots))
+        return Found(inventory, sum(slots), discovery)
 
     def wait_for_nodes(self) -> None:
         """Wait until the nodes are ready that the run begins with. Raises ClusterError."""
@@ -293,7 +272,7 @@ class ClusterPlace(Place):
             if now >= tell_at:
                 self._say(f"waiting for {self.nodes.awaited}")
                 tell_at = now + TELL_INTERVAL
-            self.loop.step(min(until, tell_at))
+            self._loop.step(min(until, tell_at))
 
     def _can_begin(self) -> bool:
         ready = len(self.nodes.ready)
@@ -309,7 +288,7 @@ class ClusterPlace(Place):
         """The most devices that one process can use."""
         return max((node.most_at_once for node in self.nodes.ready.values()), default=0)
 
-    def discover(self, files: tuple[str, ...], jobs: int) -> Discovery:
+    def find_tests(self, files: tuple[str, ...], jobs: int) -> Discovery:
         """Have the largest node import the files. If it is lost meanwhile, another does."""
         finder: RemoteNode | None = None
         while finder is None or finder.found is None:
@@ -317,7 +296,7 @@ class ClusterPlace(Place):
                 finder = self._largest_node()
                 finder.found = None
                 finder.send(FindTests(files, self.most_at_once, jobs))
-            self.loop.step()
+            self._loop.step()
         return finder.found
 
     def _largest_node(self) -> RemoteNode:
@@ -328,7 +307,22 @@ class ClusterPlace(Place):
         largest = max(ready, key=lambda name: (ready[name].most_at_once, ready[name].slots))
         return self.nodes.remote(largest)
 
-    # -- the place of the engine
+    def leases(self, work: Work) -> NodeLeases:
+        return self._leases
+
+    def prepare(self, work: Work, queue: Queue, leases: RunLeases, reporter: Reporter) -> Preparation:
+        """Let nodes that join during the run have their part of it."""
+
+        def waiting() -> int:
+            # A run without end always has units for a node.
+            return 1 if work.options.endless else len(queue)
+
+        def show(warning: str) -> None:
+            reporter.on_event(Warned(warning))
+
+        self.nodes.waiting = waiting
+        self.nodes.troubles.show = show
+        return Preparation()
 
     def start(self, unit: Unit, lease: Lease, listener: UnitListener) -> RemoteUnit:
         return self.nodes.remote(lease.node).run(RunUnit(unit, lease, self.most_at_once), listener)
@@ -344,7 +338,7 @@ class ClusterPlace(Place):
             if not self._launcher.failure:
                 until += self._timeout
             self._wait = self.nodes.joined, until
-            self.loop.at(until, lambda: None)
+            self._loop.at(until, lambda: None)
             self._say(f"waiting for a node: {self.nodes.awaited}")
         return now < self._wait[1] and not self._launcher.failure
 

@@ -1,7 +1,7 @@
 """The engine that runs the units of a plan.
 
 It sends events to reporters and prints nothing. The dispatcher decides which unit begins next and with which lease,
-a `Place` where and how it runs: here, or on the nodes of a cluster. `Results` decides which tests run
+a `RunSite` where and how it runs: here, or on the nodes of a cluster. `Results` decides which tests run
 again.
 """
 
@@ -24,12 +24,12 @@ from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import Plan
 from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
+from torch_testing_ext.runner.site_protocol import RunSite
 
 from .dispatcher import Dispatcher
 from .live_view import LiveView
 from .memory_return import HeldDevice, MemoryReturn, with_held
 from .other_runs import OtherRuns
-from .places import Place
 from .results_of_tests import Results
 from .running_unit import UnitHandle, UnitListener
 from .signals_and_keys import signals_and_keys
@@ -43,7 +43,7 @@ class Engine(UnitListener):
 
     def __init__(
         self,
-        place: Place,
+        site: RunSite,
         options: Options,
         inventory: Inventory,
         leases: RunLeases,
@@ -54,16 +54,16 @@ class Engine(UnitListener):
         others: OtherRuns | None = None,
     ):
         """`memory`: of the devices of this machine, if it is checked. `others`: runs with which it shares these."""
-        self.place = place
+        self.site = site
         self.options = options
         self.inventory = inventory
         self.header = header
         self._report = reporter.on_event
-        self._memory = memory or MemoryReturn(place.loop)
-        self._dispatcher = Dispatcher(queue, leases, self._memory, place.loop, others)
+        self._memory = memory or MemoryReturn(site.loop)
+        self._dispatcher = Dispatcher(queue, leases, self._memory, site.loop, others)
         self._results = Results(options, self._report, self._stop)
         self._running: dict[int, UnitHandle] = {}
-        self._view = LiveView(self._running, place.loop, self._report, options.stream)
+        self._view = LiveView(self._running, site.loop, self._report, options.stream)
         self._began = 0.0
         self._stopping = False
         self._interrupts = 0
@@ -89,7 +89,7 @@ class Engine(UnitListener):
             for attempt in _known_results(plan, broken):
                 self._results.take(attempt, may_retry=False)
             keys = signals_and_keys(
-                self.place.loop,
+                self.site.loop,
                 self._interrupt,
                 self._view.show_status,
                 with_keys=not self.options.pdb,
@@ -99,10 +99,10 @@ class Engine(UnitListener):
                 if reason:
                     self._interrupt(reason)
                 self._run_all(plan)
-                while self._interrupts < 2 and self.place.is_finishing():
-                    self.place.loop.step()
+                while self._interrupts < 2 and self.site.is_finishing():
+                    self.site.loop.step()
             for file in self._dispatcher.files:
-                self.place.close_file(file)
+                self.site.close_file(file)
         except Exception:
             error = traceback.format_exc()
             self._abandon()
@@ -122,18 +122,18 @@ class Engine(UnitListener):
             self._running
             or self._dispatcher.is_waiting
             # Nodes may come.
-            or (queue and self.place.wait_for_more())
+            or (queue and self.site.wait_for_more())
         ):
-            self.place.loop.step()
+            self.site.loop.step()
             self._dispatch()
             is_idle = not (self._running or self._memory.is_waiting or queue)
             if is_idle and self.options.endless and not self._stopping:
                 self._repeat(plan)
         if queue:
             self._stopping = True
-            self._report(events.Stopping(self.place.shortage))
+            self._report(events.Stopping(self.site.shortage))
             for unit in queue.clear():
-                self._fail_unit(unit, Lease(), self.place.shortage)
+                self._fail_unit(unit, Lease(), self.site.shortage)
 
     def _repeat(self, plan: Plan) -> None:
         """Add each unit of the plan once: a run without end has no number of repetitions."""
@@ -155,7 +155,7 @@ class Engine(UnitListener):
     def _start(self, unit: Unit, lease: Lease) -> None:
         self._report(events.UnitBegan(unit, lease, self._now()))
         try:
-            self._running[unit.number] = self.place.start(unit, lease, self)
+            self._running[unit.number] = self.site.start(unit, lease, self)
         except OSError as error:
             # The system refused what the unit needs, such as space in a folder.
             self._fail_unit(unit, lease, user_commands.why_no_working_folder() or system.why_refused(error))
@@ -192,7 +192,7 @@ class Engine(UnitListener):
         """A unit has ended: close the process of its file after the last one, unless the plan may be repeated."""
         is_last = self._dispatcher.end(unit)
         if is_last and not self.options.endless:
-            self.place.close_file(unit.file)
+            self.site.close_file(unit.file)
 
     def _queue_again(self, unit: Unit, tests: tuple[Test, ...], attempt: int) -> None:
         alone = self._results.must_be_alone(tests, unit.repetition)
@@ -275,7 +275,7 @@ class Engine(UnitListener):
         self._stop(reason)
         self._memory.give_up()
         if self._interrupts > 1:
-            self.place.hurry()
+            self.site.hurry()
         for running in tuple(self._running.values()):
             if self._interrupts == 1:
                 running.end(EndCause.INTERRUPTED)

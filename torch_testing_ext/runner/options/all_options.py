@@ -570,11 +570,6 @@ class Options:
         return self.shake.seed + repetition
 
     @property
-    def is_sent(self) -> bool:
-        """Whether the project is sent to the nodes of a cluster."""
-        return self.cluster not in (None, "slurm") and self.cluster_root is None
-
-    @property
     def endless(self) -> bool:
         """Whether the run repeats until a test fails."""
         return self.repeat is Repeat.UNTIL_FAILURE

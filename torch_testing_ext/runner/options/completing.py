@@ -101,9 +101,5 @@ def _check_cluster(options: Options) -> None:
         )
     if options.fake_accelerators is not None:
         raise UsageError("--cluster and --fake-accelerators cannot be combined: the nodes have the accelerators")
-    if options.cluster == "slurm" and options.cluster_fake_gpus:
-        raise UsageError("--cluster slurm and cluster.fake-gpus cannot be combined: Slurm names no accelerators")
-    if options.cluster_fetch and (options.cluster == "slurm" or options.cluster_root is not None):
-        raise UsageError("cluster.fetch is for a project that is sent to the nodes: these share its folder")
     if options.gpus is not None:
         raise UsageError("--cluster and --gpus cannot be combined: use -o cluster.gpus-per-node=N")

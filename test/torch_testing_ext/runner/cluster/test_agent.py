@@ -541,10 +541,10 @@ class StreamTest(unittest.TestCase):
         """Not an error of the agent: the unit fails."""
         with Nodes("a") as nodes:
             file = nodes.write("import unittest\nclass T(unittest.TestCase):\n    def test_x(self): pass\n")
-            found = nodes.place.discover((file,), 1)
+            found = nodes.place.find_tests((file,), 1)
             nodes.place.close_file(file)
             (nodes.root / file).unlink()
-            nodes.place.discover = lambda files, jobs: found
+            nodes.place.find_tests = lambda files, jobs: found
             ran = nodes.run(file)
         self.assertEqual(ran.outcomes, {"test_x": "error"})
         self.assertIn("No such file", ran["test_x"].said)

@@ -24,7 +24,7 @@ from torch_testing_ext.runner.cluster import ray_actor, ray_launcher, shipment
 from torch_testing_ext.runner.cluster.agent_messages import ClusterError
 from torch_testing_ext.runner.cluster.bridge import Bridge, RayView
 from torch_testing_ext.runner.cluster.bridge_messages import CannotConnect, Connect, TakeMore
-from torch_testing_ext.runner.cluster.cluster_site import ClusterPlace
+from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
 from torch_testing_ext.runner.cluster.held_node import ProjectStore, UnfitNode, describe_error
 from torch_testing_ext.runner.cluster.node_choice import HeldState, Room, SeenNode, Wish, choose_nodes
 from torch_testing_ext.runner.cluster.node_environment import (
@@ -307,7 +307,7 @@ class TestBridgeDies(unittest.TestCase):
                 request = connect()
                 log = Path(folder, "log")
                 launcher = ray_launcher.RayLauncher(request, prepare_for(Path(folder)), log)
-                with ClusterPlace(launcher, NodeLeases(), 60.0, lambda text: None) as place:
+                with ClusterSite(launcher, NodeLeases(), 60.0, lambda text: None) as place:
                     log.write_text("a line that Ray has logged")
                     with ends_within(20):
                         while len(place.nodes.troubles.lost) < 3:

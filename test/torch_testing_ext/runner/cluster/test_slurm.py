@@ -132,6 +132,8 @@ class InAllocationTest(SlurmCase):
             "the allocation has 2 (node1, node2)": (["--cluster-nodes=3"], {}),
             "scontrol show hostnames odd failed": ([], {"SLURM_JOB_NODELIST": "odd"}),
             "no compiler": (["-ocluster.setup=echo no compiler; exit 3"], {}),
+            "Slurm names no accelerators": (["-ocluster.fake-gpus=true"], {}),
+            "these share its folder": (["-ocluster.fetch=out"], {}),
         }
         for said, (words, environ) in cases.items():
             with self.subTest(said=said):

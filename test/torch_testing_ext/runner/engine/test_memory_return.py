@@ -36,12 +36,12 @@ from torch_testing_ext.runner.engine.memory_return import (
     why_held,
     with_held,
 )
-from torch_testing_ext.runner.engine.places import LocalPlace
 from torch_testing_ext.runner.model import DeviceMemory, Lease
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 from torch_testing_ext.runner.processes.preloaded_client import WarmUp
 from torch_testing_ext.runner.report import wording
+from torch_testing_ext.runner.run_site import LocalSite
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.plan import plan
@@ -253,8 +253,8 @@ class QuarantineTest(unittest.TestCase):
         memory = MemoryReturn(
             project.preloaded_server.loop, nvml, {"0": "GPU-0", "1": "GPU-1"}, timeout=0.0, quarantine=leases.quarantine
         )
-        place = LocalPlace(project.preloaded_server, options, inventory)
-        engine = Engine(place, options, inventory, leases, queue, recorder, memory=memory)
+        site = LocalSite(options, project.preloaded_server, inventory)
+        engine = Engine(site, options, inventory, leases, queue, recorder, memory=memory)
         summary = engine.run(planned)
         outcomes = {one.test.id.method: one.outcome for one in summary.finished}
         self.assertEqual(

@@ -14,7 +14,7 @@ from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner import events
-from torch_testing_ext.runner.engine import places
+from torch_testing_ext.runner.engine import running_unit
 from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.runner.processes import file_processes, preloaded_client
 
@@ -182,7 +182,7 @@ class RefusedTest(PreloadedServerCase):
         return self.PROJECT
 
     def test_a_folder(self):
-        start = places.RunningUnit
+        start = running_unit.RunningUnit
         refused = []
 
         def refuse_the_first(unit, *more):
@@ -191,7 +191,7 @@ class RefusedTest(PreloadedServerCase):
                 raise OSError(errno.ENOSPC, "No space left on device", "unit0")
             return start(unit, *more)
 
-        with mock.patch.object(places, "RunningUnit", refuse_the_first):
+        with mock.patch.object(running_unit, "RunningUnit", refuse_the_first):
             ran = self.project.run(self.project.write(self.SOURCE), jobs=1)
         (first,) = refused
         self.assertEqual(ran.outcomes, {"test_a": "passed", "test_b": "passed", first: "error"})
