@@ -15,6 +15,7 @@ from .agreement import CallPlace, StepMeeting
 from .buckets import BucketPlan, agreed_order
 from .layout import Rows
 from .modes import SPMDError
+from .resting_tensor import AwayParameter
 from .row_tensor import RowTensor, RowTensors, is_kept
 
 
@@ -177,17 +178,12 @@ class Averager:
             backward.plan.arrive(index, self.meeting)
 
     def _admit(self, param: torch.Tensor, managed: Managed) -> None:
-        grad = param.grad
-        if grad is not None and grad.requires_grad:
+        if managed.rests and self.meeting.step < 0:
+            raise backward_after_call()
+        if param.grad is not None and param.grad.requires_grad:
             raise SPMDError(
                 "backward(create_graph=True) leaves gradients with a graph, which cannot be averaged.",
                 remedy="Use torch.autograd.grad(create_graph=True), and call backward() without it.",
-            )
-        if managed.rests and self.meeting.step < 0:
-            param.grad = None
-            raise SPMDError(
-                "backward() was called on a result of the step after the step had returned.",
-                remedy="Call backward() in the step.",
             )
 
     def _enter(self, index: int) -> _Backward:
@@ -206,7 +202,8 @@ class Averager:
         backward.finish_by(functools.partial(self.finish))
         for number, managed in enumerate(self.managed):
             param = managed.param()
-            has_moved = param is not None and managed.hook is not None and not run_hook_last(param, managed.hook)
+            is_in_call = param is not None and not isinstance(param, AwayParameter)
+            has_moved = is_in_call and managed.hook is not None and not run_hook_last(param, managed.hook)
             if has_moved and number == index:
                 # Hooks that were registered after ours run after it this time.
                 backward.again.add(index)
@@ -291,3 +288,11 @@ class Averager:
                     "The gradients of two parameters are one tensor, which a backward would average twice.",
                     remedy="Set one of them to a clone, or to None, before backward().",
                 )
+
+
+def backward_after_call() -> SPMDError:
+    """The error of a backward that reaches a parameter of a call after it."""
+    return SPMDError(
+        "backward() was called on a result of the step after the step had returned.",
+        remedy="Call backward() in the step.",
+    )

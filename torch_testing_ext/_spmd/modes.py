@@ -1,7 +1,9 @@
 """The choices of a user, and the error that names the problem, the line and the remedy."""
 
+import itertools
 import os
 import traceback
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,6 +13,8 @@ DataParallelStyle = Literal["replicate", "fully_shard", "default"]
 NO_GRAPH = "Compile the model with torch.compile: a pass of its backend sees the graphs of forward and backward."
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# Where torch's errors of DTensors and of the group come from.
+_DISTRIBUTED = os.path.join(_TORCH, "distributed", ""), os.path.join(os.path.dirname(__file__), "resting_tensor.py")
 
 
 class SPMDError(ValueError):
@@ -25,28 +29,31 @@ class SPMDError(ValueError):
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
-def user_line_of(error: BaseException) -> str | None:
-    """The innermost line of user code in the traceback of `error`."""
-    for entry in reversed(traceback.extract_tb(error.__traceback__)):
-        if not entry.filename.startswith((_TORCH, _PACKAGE, "<")):
+def is_of_user(entry: traceback.FrameSummary) -> bool:
+    """Whether a line is neither of torch nor of this package."""
+    return not entry.filename.startswith((_TORCH, _PACKAGE, "<"))
+
+
+def user_line(entries: Sequence[traceback.FrameSummary] | None = None) -> str | None:
+    """The innermost line of user code, in these frames or in those that run now."""
+    for entry in reversed(traceback.extract_stack() if entries is None else entries):
+        if is_of_user(entry):
             return f"{entry.filename}:{entry.lineno}, in {entry.name}: {entry.line}"
     return None
 
 
 def explained(error: BaseException) -> BaseException:
     """An error of a step, with the line of the user if the compiler or torch's distributed code has raised it."""
+    entries = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SPMDError):
-        if error.where is None:
-            return SPMDError(error.what, where=user_line_of(error), remedy=error.remedy)
-        return error
-    files = [entry.filename for entry in traceback.extract_tb(error.__traceback__)[-3:]]
-    is_distributed = any(file.startswith(os.path.join(_TORCH, "distributed", "")) for file in files)
-    if not is_distributed and "DTensor" not in str(error):
+        return error if error.where else SPMDError(error.what, where=user_line(entries), remedy=error.remedy)
+    inner = list(itertools.takewhile(lambda entry: not is_of_user(entry), reversed(entries)))
+    if not any(entry.filename.startswith(_DISTRIBUTED) for entry in inner):
         return error
     text = (str(error) or type(error).__name__).splitlines()[0][:300]
     return SPMDError(
         f"torch.distributed raised {type(error).__name__}: {text}",
-        where=user_line_of(error),
+        where=user_line(entries),
         remedy="In a step, parameters and gradients are whole and plain, and states of optimizers are DTensors. "
         "Take full_tensor() of a DTensor that meets a plain tensor.",
     )

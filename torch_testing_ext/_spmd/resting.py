@@ -1,6 +1,5 @@
-"""Parameters between calls: DTensors, which modules and optimizers hold in place of the plain parameters of a call."""
+"""The two forms of a parameter: plain in a call, a DTensor between calls, which modules and optimizers hold in turn."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +20,10 @@ from torch_testing_ext._torch.training import (
 )
 
 from .agreement import StepMeeting
-from .averaging import Averager
+from .averaging import Averager, backward_after_call
 from .layout import Rows
 from .modes import SPMDError
+from .resting_tensor import AwayParameter, RestingTensor
 from .row_tensor import Gather, RowTensor, gather_rows
 from .state_finding import FoundState
 
@@ -32,13 +32,15 @@ from .state_finding import FoundState
 class TwoForms:
     """The two forms of a parameter."""
 
-    # In a call. Between calls a sharded one has no values.
+    # In a call.
     plain: Any
     # Between calls: a parameter that is a DTensor. None before the end of the first call.
     rest: Any
     # None if it is replicated.
     rows: Rows | None
     name: str
+    # The class of the plain parameter in a call.
+    kind: type = nn.Parameter
     # In a call: the local tensor of `rest`, to which the rows return, if something else holds its memory.
     local: torch.Tensor | None = None
     # Between calls: the identity of what `rest` has outside, which `.data =` replaces, and of its local tensor.
@@ -61,77 +63,73 @@ class TwoForms:
 
 
 class Resting:
-    """The pairs of all modules, and the change from one form to the other."""
+    """The pairs of a call, and the change from one form to the other."""
 
     def __init__(self, meeting: StepMeeting, averager: Averager) -> None:
         self.meeting, self.averager = meeting, averager
-        # By the name in the module, which keeps them alive.
-        self._of_modules: weakref.WeakKeyDictionary[nn.Module, dict[str, TwoForms]] = weakref.WeakKeyDictionary()
-        # The pairs that optimizers hold, also when no module does any more.
-        self._of_optimizers: weakref.WeakKeyDictionary[Optimizer, list[TwoForms]] = weakref.WeakKeyDictionary()
-        # The pairs of the call, by `id` of the plain parameter.
+        # By `id` of the plain parameter.
         self.pairs: dict[int, TwoForms] = {}
         # Whether the plain parameters have their values.
         self.is_filled = False
-        # A parameter whose DTensor got a gradient in the call.
-        self._reached: str | None = None
         self._mesh: DeviceMesh | None = None
 
-    # -- into a call
+    # Into a call.
 
     def enter(self, found: FoundState) -> None:
         """Let modules and optimizers hold plain parameters, which have no values yet."""
         self.pairs, self.is_filled = {}, False
-        by_rest: dict[int, TwoForms] = {}
-        for module in _modules(found.modules):
-            for pair in self._of_modules.get(module, {}).values():
-                by_rest[id(pair.rest)] = pair
-        for optimizer in found.optimizers:
-            for pair in self._of_optimizers.get(optimizer, ()):
-                by_rest[id(pair.rest)] = pair
         for module in _modules(found.modules):
             for name, param in list(module._parameters.items()):
-                if isinstance(param, DTensor):
-                    pair = by_rest.get(id(param))
-                    if pair is None:
-                        pair = by_rest[id(param)] = self._adopt(name, param)
-                    self._of_modules.setdefault(module, {})[name] = pair
-                    self._enter_pair(pair)
-                    _put(module, name, pair.plain)
-        _refuse_held(found, by_rest)
+                if isinstance(param, (DTensor, AwayParameter)):
+                    _put(module, name, self._plain(param, name))
         for optimizer in found.optimizers:
-            for param in (param for group in optimizer.param_groups for param in group["params"]):
-                if isinstance(param, DTensor):
-                    pair = by_rest.get(id(param)) or self._adopt("of an optimizer", param)
-                    by_rest[id(param)] = pair
-                    self._enter_pair(pair)
-            _rekey(optimizer, lambda param: by_rest[id(param)].plain if id(param) in by_rest else param)
+            _rekey(
+                optimizer,
+                lambda param: self._plain(param) if isinstance(param, (DTensor, AwayParameter)) else param,
+            )
 
-    def _adopt(self, name: str, rest: Any) -> TwoForms:
+    def _plain(self, param: Any, name: str = "of an optimizer") -> Any:
+        """The plain form of a parameter, which enters the call."""
+        if isinstance(param, AwayParameter):
+            param = param.at_rest()
+        pair = param.pair if isinstance(param, RestingTensor) else None
+        if pair is None:
+            pair = self._adopt(name, param)
+        if id(pair.plain) not in self.pairs:
+            self._enter_pair(pair)
+        return pair.plain
+
+    def _adopt(self, name: str, dtensor: DTensor) -> TwoForms:
         """The pair of a DTensor that no call has made, such as that of a copied or loaded model."""
-        local = local_tensor(rest)
-        is_sharded = rest.placements[0].is_shard()
-        plain = nn.Parameter(_nowhere(rest) if is_sharded else local.detach(), requires_grad=rest.requires_grad)
-        return TwoForms(plain, rest, self._rows(rest) if is_sharded else None, name)
+        rest = dtensor if isinstance(dtensor, RestingTensor) else nn.Parameter(RestingTensor.of(dtensor))
+        local, trains = local_tensor(dtensor), dtensor.requires_grad
+        is_sharded = dtensor.placements[0].is_shard()
+        plain = nn.Parameter(_nowhere(dtensor) if is_sharded else local.detach(), requires_grad=trains)
+        rest.requires_grad_(trains)
+        rest.grad = dtensor.grad
+        pair = rest.pair = TwoForms(plain, rest, self._rows(dtensor) if is_sharded else None, name)
+        return pair
 
     def _rows(self, param: torch.Tensor) -> Rows:
         return Rows(len(param), self.meeting.rank, self.meeting.world)
 
     def _enter_pair(self, pair: TwoForms) -> None:
         plain, rest = pair.plain, pair.rest
-        if id(plain) in self.pairs:
-            return
         if pair.outer is not None and pair.outer[0] != storage_key(rest) and pair.outer[1] == id(local_tensor(rest)):
             raise SPMDError(
                 f"Parameter {pair.name} was given another .data between calls, which a DTensor does not take.",
                 remedy="Use param.copy_(value) under no_grad, or set it in the step.",
             )
         self.pairs[id(plain)] = pair
+        plain.__class__ = pair.kind
+        late, plain.grad = plain.grad, None
+        if late is not None and self.meeting.world == 1:
+            # With more ranks, the hook has raised it.
+            raise backward_after_call()
         pair.local = local_tensor(rest)
         if pair.rows is None:
             plain.data = pair.local.detach()
         else:
-            _refuse_written(pair)
             if plain.dtype != rest.dtype or plain.shape != rest.shape:
                 pair.rows = self._rows(rest)
                 plain.data = _nowhere(rest)
@@ -166,8 +164,9 @@ class Resting:
             self.averager.gradients.read()
 
     def _enter_gradient(self, pair: TwoForms) -> None:
-        grad, pair.rest.grad = pair.rest.grad, None
-        pair.plain.grad = None
+        grad = pair.rest.grad
+        pair.rest.grad = poison = RestingTensor.of(dtensor_like(pair.rest, local_tensor(pair.rest)))
+        poison.pair, poison.is_away, pair.rest.is_away = pair, True, True
         if grad is None:
             return
         if isinstance(grad, DTensor):
@@ -178,74 +177,62 @@ class Resting:
             self.averager.gradients.add(pair.plain, pair.rows, grad)
             pair.plain.grad.memory = pair.memory_of_gradient
 
-    def take_over(self, module: nn.Module, name: str, param: torch.Tensor, rows: Rows | None, title: str) -> None:
+    def take_over(self, param: torch.Tensor, rows: Rows | None, name: str) -> None:
         """Let a parameter that is new be a DTensor after this call."""
-        pair = self.pairs.get(id(param))
-        if pair is None:
-            pair = self.pairs[id(param)] = TwoForms(param, None, rows, title)
-        self._of_modules.setdefault(module, {})[name] = pair
+        self.pairs.setdefault(id(param), TwoForms(param, None, rows, name))
 
-    # -- out of a call
+    # Out of a call.
 
     @torch.no_grad()
     def leave(self, found: FoundState) -> None:
         """Let modules and optimizers hold DTensors, with the values of now."""
-        pairs, self._reached = self.pairs, None
+        pairs = self.pairs
         for pair in pairs.values():
-            if pair.rest is not None and pair.rest.grad is not None and self.is_filled:
-                self._reached = pair.name
             self._leave_pair(pair)
         for module in _modules(found.modules):
             for name, param in list(module._parameters.items()):
-                pair_ = pairs.get(id(param))
-                if pair_ is not None:
-                    self._of_modules.setdefault(module, {})[name] = pair_
-                    _put(module, name, pair_.rest)
+                if id(param) in pairs:
+                    _put(module, name, pairs[id(param)].rest)
         for optimizer in found.optimizers:
-            params = [param for group in optimizer.param_groups for param in group["params"]]
-            self._of_optimizers[optimizer] = [pairs[id(param)] for param in params if id(param) in pairs]
             _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
         for pair in pairs.values():
-            if pair.rows is not None:
-                self._forget_whole(pair)
+            self._forget_plain(pair)
         self.pairs = {}
 
-    def _forget_whole(self, pair: TwoForms) -> None:
+    def _forget_plain(self, pair: TwoForms) -> None:
         """Free the memory of a whole parameter and its gradient. If something keeps it, the next call uses it again."""
         plain, grad = pair.plain, pair.plain.grad
-        if self.is_filled:
+        if self.is_filled and pair.rows is not None:
             whole = grad.whole if isinstance(grad, RowTensor) else grad
             has_memory = whole is not None and whole.layout is torch.strided and not isinstance(whole, RowTensor)
             pair.memory = MemoryReference(plain)
             pair.memory_of_gradient = MemoryReference(whole) if whole is not None and has_memory else None
         plain.grad = None
-        plain.data = _nowhere(plain)
-
-    def refuse_reached(self) -> None:
-        """Raise an error if a backward of the call has reached a DTensor."""
-        if self._reached is not None:
-            raise SPMDError(
-                f"A backward of the step reached parameter {self._reached} through an operation between calls.",
-                remedy="Compute it in the step, or detach it.",
-            )
+        if pair.rows is not None:
+            plain.data = _nowhere(plain)
+        pair.kind, plain.__class__ = type(plain), AwayParameter
+        plain.__dict__["_pair"] = pair
 
     def _leave_pair(self, pair: TwoForms) -> None:
         plain, rest, local = pair.plain, pair.rest, pair.local
         pair.local = None
-        if rest is not None and not self.is_filled:
-            if local is not None:
-                set_local_tensor(rest, local)
-            return
+        if rest is not None:
+            rest.is_away = False
+            if not self.is_filled:
+                if local is not None:
+                    set_local_tensor(rest, local)
+                return
         data = plain.detach()
         rows = pair.rows = None if pair.rows is None else self._rows(data)
         mine = data if rows is None else rows.of(data)
         kind = (data.shape, data.dtype, data.device)
         if rest is None or kind != (rest.shape, rest.dtype, rest.device):
-            pair.rest = rest = self._new_rest(plain, mine, rows)
+            pair.rest = rest = self._new_rest(pair, mine, rows)
         elif rows is not None:
             set_local_tensor(rest, _own(mine) if local is None else local.copy_(mine))
         elif local is not None and local.data_ptr() != mine.data_ptr():
             set_local_tensor(rest, mine)
+        rest.memory.writes += 1
         rest.requires_grad_(plain.requires_grad)
         rest.__dict__.update(plain.__dict__)
         pair.outer = storage_key(rest), id(local_tensor(rest))
@@ -265,12 +252,15 @@ class Resting:
             mine = dense if pair.rows is None else pair.rows.of(dense).clone()
         if mine is not None:
             # torch cannot copy a DTensor whose part begins within other memory.
-            rest.grad = dtensor_like(rest, _own(mine) if mine.storage_offset() else mine)
+            rest.grad = RestingTensor.of(dtensor_like(rest, _own(mine) if mine.storage_offset() else mine))
 
-    def _new_rest(self, plain: torch.Tensor, mine: torch.Tensor, rows: Rows | None) -> Any:
-        local = mine if rows is None else _own(mine)
+    def _new_rest(self, pair: TwoForms, mine: torch.Tensor, rows: Rows | None) -> Any:
+        plain, local = pair.plain, mine if rows is None else _own(mine)
         placements = [Replicate() if rows is None else Shard(0)]
-        return nn.Parameter(_dtensor(local, self.mesh(plain), placements, plain), requires_grad=plain.requires_grad)
+        dtensor = _dtensor(local, self.mesh(plain), placements, plain)
+        rest: Any = nn.Parameter(RestingTensor.of(dtensor), requires_grad=plain.requires_grad)
+        rest.pair = pair
+        return rest
 
     def mesh(self, like: torch.Tensor) -> DeviceMesh:
         """The mesh of all ranks."""
@@ -287,13 +277,13 @@ class Resting:
     def state_of_rows(self, pair: TwoForms, mine: torch.Tensor) -> Any:
         """A DTensor with this local tensor."""
         if pair.rest is not None and pair.rest.shape == pair.plain.shape:
-            return dtensor_like(pair.rest, mine)
+            return RestingTensor.of(dtensor_like(pair.rest, mine))
         placements = [Replicate() if pair.rows is None else Shard(0)]
-        return _dtensor(mine, self.mesh(pair.plain), placements, pair.plain)
+        return RestingTensor.of(_dtensor(mine, self.mesh(pair.plain), placements, pair.plain))
 
 
-# What is in the `__dict__` of a DTensor parameter.
-_OF_DTENSORS = ("_is_param", "_spec", "_local_tensor")
+# What is in the `__dict__` of a parameter between calls.
+_OF_DTENSORS = ("_is_param", "_spec", "_local_tensor", "_pair")
 
 
 def _modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
@@ -311,21 +301,10 @@ def _own(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _nowhere(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of this shape without memory of its own. It is NaN, and cannot be written to."""
+    """A tensor of this shape without memory of its own."""
     value = float("nan") if like.is_floating_point() or like.is_complex() else 0
     local = local_tensor(like) if isinstance(like, DTensor) else like
     return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
-
-
-def _refuse_written(pair: TwoForms) -> None:
-    """Refuse what has been written to a plain parameter between calls, when it has no values."""
-    plain = pair.plain.detach()
-    if plain.is_floating_point() and plain.numel() and not plain.as_strided((), ()).isnan():
-        raise SPMDError(
-            f"Something has written to parameter {pair.name} between calls, by an object that was taken before the "
-            "first call or in a step.",
-            remedy="Take the parameter from the model, where it is a DTensor between calls.",
-        )
 
 
 def _put(module: nn.Module, name: str, value: Any) -> None:
@@ -333,17 +312,6 @@ def _put(module: nn.Module, name: str, value: Any) -> None:
     module._parameters[name] = value
     if isinstance(module, nn.RNNBase) and "_flat_weights" in module.__dict__:
         module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
-
-
-def _refuse_held(found: FoundState, by_rest: dict[int, TwoForms]) -> None:
-    for tensor in found.tensors:
-        pair = by_rest.get(id(tensor))
-        if pair is not None:
-            raise SPMDError(
-                f"A list, a dict, an argument or an attribute is or holds the DTensor of parameter {pair.name}, which "
-                "the model does not use in a call.",
-                remedy="Make it before the first call or in the step.",
-            )
 
 
 def _rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -86,7 +85,6 @@ class StepEngine:
         pairs = self.resting.pairs
         with torch.inference_mode(False):
             self._leave(found)
-            self.resting.refuse_reached()
         return outward(result, pairs) if pairs else result
 
     def _history(self, step: Any) -> StepHistory:
@@ -183,17 +181,13 @@ class StepEngine:
             states = state_tensors(optimizers)
             broadcast(meeting, [*new, *(buffer for _, buffer in buffers), *states])
             average_gradients(meeting, new)
-        slots: dict[int, list[tuple[nn.Module, str]]] = {}
-        for root in found.modules:
-            for module in root.modules():
-                for name, held in module._parameters.items():
-                    slots.setdefault(id(held), []).append((module, name))
-        for title, param in fresh:
-            is_sharded = step.mode.parallel_style == "fully_shard" and id(param) in slots and _has_rows(param)
+        in_modules = {id(param) for root in found.modules for param in root.parameters()}
+        for name, param in fresh:
+            is_sharded = step.mode.parallel_style == "fully_shard" and id(param) in in_modules and _has_rows(param)
             rows = Rows(len(param), meeting.rank, meeting.world) if is_sharded else None
-            rests = is_sharded or (step.rests and id(param) in slots)
-            for module, name in slots[id(param)] if rests else ():
-                self.resting.take_over(module, name, param, rows, title)
+            rests = is_sharded or (step.rests and id(param) in in_modules)
+            if rests:
+                self.resting.take_over(param, rows, name)
             self.averager.add(param, rows, rests)
         for pair in self.resting.pairs.values():
             self.averager.add(pair.plain, pair.rows, True)

@@ -1,6 +1,7 @@
 """What model and optimizer hold between calls, what a program may do with it, and how it appears in a step."""
 
 import copy
+import io
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
-from torch_testing_ext.distributed._spmd import DataParallel, api, compile
+from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, api, compile
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuousTestBase
 
 # Attributes of a tensor that look at no values. On one rank alone, they must not communicate.
@@ -141,16 +142,80 @@ class TestBetweenCalls(DTensorContinuousTestBase):
             model[0].weight.detach().add_(torch.ones(7, 6))
         step(model, optimizer, (x, y))
 
-    def test_a_parameter_of_before_has_no_values_between_calls(self):
+    def test_a_parameter_of_before_is_its_dtensor_between_calls(self):
         torch.manual_seed(self.rank)
         model = net()
-        before = [*model.parameters()]
+        before, pickled = [*model.parameters()], io.BytesIO()
         optimizer, step = sgd(model), sharded(update)
         step(model, optimizer, Parallel(self.rank).batch(0))
-        self.assertFalse(any(a is b for a, b in zip(before, model.parameters(), strict=True)))
-        self.assertTrue(all(param.detach().isnan().all() for param in before))
-        with self.assertRaisesRegex(RuntimeError, "single memory location"), torch.no_grad():
+        with torch.no_grad():
             before[0].mul_(2)
+            before[1].data.fill_(3)
+        self.assertEqual(before[0].shape, (7, 6))
+        before[2].requires_grad = False
+        before[3].grad = None
+        after = [*model.parameters()]
+        for held, param in zip(before, after, strict=True):
+            self.assertEqual(whole(held.detach()), whole(param))
+            self.assertEqual(whole(copy.deepcopy(held)), whole(param))
+            self.assertEqual(held.placements, (Shard(0),))
+        self.assertEqual(whole(after[1]), torch.full((7,), 3.0))
+        self.assertFalse(after[2].requires_grad)
+        self.assertIsNone(after[3].grad)
+        torch.save(before, pickled)
+        pickled.seek(0)
+        self.assertEqual([*map(whole, torch.load(pickled))], [*map(whole, after)])
+        model[0].weight = before[0]
+        step(model, torch.optim.SGD(before, lr=0.1), Parallel(self.rank).batch(1))
+        self.assertEqual(whole(before[0].detach()), whole(model[0].weight))
+        self.assertNotEqual(whole(before[0].detach()), whole(torch.ones(7, 6)))
+
+    @parametrize("init", ["normal_", "xavier_uniform_", "kaiming_normal_", "orthogonal_", "eye_"])
+    def test_initialization_draws_the_numbers_of_the_whole(self, init):
+        model, optimizer, step = self._trained()
+        plain = torch.empty(7, 6)
+        for target in (plain, model[0].weight):
+            torch.manual_seed(5)
+            getattr(nn.init, init)(target)
+        self.assertEqual(whole(model[0].weight), plain)
+        torch.manual_seed(5)
+        noise = torch.randn_like(model[0].weight)
+        torch.manual_seed(5)
+        self.assertEqual(whole(noise), torch.randn_like(plain))
+        step(model, optimizer, Parallel(self.rank).batch(3))
+
+    def test_a_copy_in_place_of_a_view_is_refused_where_it_differs(self):
+        model, optimizer, step = self._trained()
+        weight = model[0].weight.detach()
+        row, rows, part = weight[0], weight[1:3], weight.chunk(2)[1]
+        self.assertEqual(whole(row), whole(weight)[0])
+        for copied in (row, rows, part, weight.diagonal(), row[2:]):
+            with self.assertRaisesRegex(SPMDError, r"copied(.|\n)*test_sharding.py:.*zero_(.|\n)*in a step"):
+                copied.zero_()
+        weight[:, 0].zero_()
+        self.assertEqual(whole(weight)[:, 0], torch.zeros(7))
+        with self.assertRaisesRegex(SPMDError, "has copied"):
+            row.sum()
+        row = weight[0]
+        step(model, optimizer, Parallel(self.rank).batch(3))
+        with self.assertRaisesRegex(SPMDError, "has copied"):
+            row.sum()
+
+    def test_a_part_of_a_sum_is_no_value(self):
+        model, _, _ = self._trained()
+        weight = model[0].weight
+        for read in (
+            lambda: weight.sum().item(),
+            lambda: float(weight.grad.norm()),
+            lambda: bool((weight > 0).any()),
+            lambda: nn.init.trunc_normal_(weight),
+        ):
+            with self.assertRaisesRegex(SPMDError, r"read(.|\n)*test_sharding.py(.|\n)*full_tensor\(\) first"):
+                read()
+        self.assertEqual(weight.sum().full_tensor().item(), whole(weight).sum().item())
+        self.assertEqual(weight[3, 2].item(), whole(weight)[3, 2].item())
+        norm = nn.utils.get_total_norm([whole(param.grad) for param in model.parameters()])
+        self.assertEqual(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item(), norm.item())
 
     def test_a_backward_outside_of_a_step_averages(self):
         model, optimizer, _ = self._trained(wrap=compile())

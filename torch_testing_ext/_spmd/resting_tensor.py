@@ -1,0 +1,193 @@
+"""What models and optimizers hold between calls: DTensors with which nothing goes wrong in silence."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from torch_testing_ext._torch.training import local_tensor, storage_key, tree
+
+from .modes import SPMDError, user_line
+
+
+class _Memory:
+    """The memory of a tensor and its views, with a count of what has been written to it."""
+
+    writes = 0
+
+
+class RestingTensor(DTensor):
+    """A DTensor between calls, and all that torch computes with one.
+
+    torch draws random numbers for each rank's rows, returns a copy where a plain tensor has a view, and reads a part of
+    a sum. So operations with random numbers run on whole tensors here, and the others are refused.
+    """
+
+    __slots__ = ("is_away", "memory", "pair", "source")
+    # The two forms of a parameter, if this is one.
+    pair: Any
+    # Whether a call has its values.
+    is_away: bool
+    memory: _Memory
+    # Of a copy in place of a view: the memory that it is a copy of, and the writes to it until then.
+    source: tuple[_Memory, int] | None
+
+    @staticmethod
+    def of(dtensor: DTensor) -> "RestingTensor":
+        """The tensor with the memory of a DTensor."""
+        rests: RestingTensor = DTensor.__new__(  # type: ignore[call-arg]
+            RestingTensor, local_tensor(dtensor), dtensor._spec, requires_grad=False
+        )
+        rests.pair, rests.is_away, rests.memory, rests.source = None, False, _Memory(), None
+        return rests
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        written = {id(leaf): leaf for leaf in _written(func, args, kwargs)}
+        used = [leaf for leaf in tree().tree_leaves((args, kwargs)) if isinstance(leaf, RestingTensor)]
+        for tensor in used:
+            tensor._admit(func, id(tensor) in written)
+        if torch.Tag.nondeterministic_seeded in func.tags or func._overloadname.endswith("out"):
+            result = _on_whole(func, args, kwargs, written)
+        else:
+            result = _on_rows(func, args, kwargs)
+        for tensor in written.values():
+            tensor.memory.writes += 1
+        return result
+
+    def _admit(self, func: Any, is_written: bool) -> None:
+        """Refuse an operation that a DTensor does otherwise than a plain tensor, without an error."""
+        if self.is_away:
+            raise SPMDError(
+                f"The DTensor of parameter {self.pair.name}, or its gradient, is used in a step.",
+                remedy="Take the parameter from the model in the step, where it is plain.",
+                where=user_line(),
+            )
+        if self.source is not None and (is_written or self.source[0].writes != self.source[1]):
+            raise SPMDError(
+                f"{func} uses a part of a DTensor, which torch has copied where a plain tensor has a view.",
+                remedy="Index the parameter in a step, where it is whole, or copy a whole value to the DTensor.",
+                where=user_line(),
+            )
+        if func is torch.ops.aten._local_scalar_dense.default and not self.placements[0].is_replicate():
+            raise SPMDError(
+                "The value of a DTensor is read, of which each rank has a part.",
+                remedy="Call full_tensor() first, on all ranks.",
+                where=user_line(),
+            )
+
+    def _plain(self) -> DTensor:
+        return DTensor(local_tensor(self), self._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        saved = DTensor(local_tensor(self), self._spec, requires_grad=self.requires_grad)  # type: ignore[no-untyped-call]
+        saved.__dict__.update(self.__dict__)
+        return saved.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        pair, self.pair = self.pair, None
+        try:
+            return super().__deepcopy__(memo)  # type: ignore[no-untyped-call]
+        finally:
+            self.pair = pair
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[RestingTensor]:
+    """The arguments to which an operation writes."""
+    if not func._schema.is_mutable:
+        return
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree().tree_leaves(value) if isinstance(leaf, RestingTensor))
+
+
+def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
+    """What torch computes with DTensors."""
+    originals: dict[int, RestingTensor] = {}
+    kept = []
+
+    def plain(tensor: RestingTensor) -> DTensor:
+        kept.append(tensor._plain())
+        originals[id(kept[-1])] = tensor
+        return kept[-1]
+
+    args, kwargs = tree().tree_map_only(RestingTensor, plain, (args, kwargs))
+    result = func(*args, **kwargs)
+    base = next(iter(originals.values()))
+
+    def resting(tensor: DTensor) -> RestingTensor:
+        if id(tensor) in originals:
+            return originals[id(tensor)]
+        rests = RestingTensor.of(tensor)
+        if func.is_view:
+            if base.source is not None:
+                rests.source = base.source
+            elif storage_key(local_tensor(rests)) == storage_key(local_tensor(base)):
+                rests.memory = base.memory
+            else:
+                rests.source = base.memory, base.memory.writes
+        return rests
+
+    return tree().tree_map_only(DTensor, resting, result)
+
+
+@torch.no_grad()
+def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTensor]) -> Any:
+    """What a plain tensor would get. All ranks draw the numbers of the whole, and keep their rows."""
+    wholes: dict[int, tuple[RestingTensor, torch.Tensor]] = {}
+    reads = not (func._schema.is_mutable or func._opname.endswith("_like"))
+
+    def whole(tensor: RestingTensor) -> torch.Tensor:
+        if id(tensor) not in wholes:
+            like = local_tensor(tensor)
+            values = (
+                tensor._plain().full_tensor() if reads or id(tensor) not in written else like.new_empty(tensor.shape)
+            )
+            wholes[id(tensor)] = tensor, values
+        return wholes[id(tensor)][1]
+
+    args, kwargs = tree().tree_map_only(RestingTensor, whole, (args, kwargs))
+    result = func(*args, **kwargs)
+    originals = {id(values): tensor for tensor, values in wholes.values()}
+    first = next(tensor for tensor, _ in wholes.values())
+
+    def rows(values: torch.Tensor) -> DTensor:
+        replicated = DTensor.from_local(values, first.device_mesh, [Replicate()], run_check=False)
+        return replicated.redistribute(placements=first.placements)
+
+    def resting(values: torch.Tensor) -> RestingTensor:
+        return originals[id(values)] if id(values) in originals else RestingTensor.of(rows(values))
+
+    for tensor in written.values():
+        local_tensor(tensor).copy_(local_tensor(rows(wholes[id(tensor)][1])))
+    return tree().tree_map_only(torch.Tensor, resting, result)
+
+
+class AwayParameter(nn.Parameter):
+    """A parameter of calls, between them: an operation on it is one on its DTensor, which has the values."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree().tree_map_only(AwayParameter, AwayParameter.at_rest, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def at_rest(self) -> RestingTensor:
+        """The DTensor of this parameter."""
+        rests: RestingTensor = self.__dict__["_pair"].rest
+        return rests
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.at_rest(), name)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return copy.deepcopy(self.at_rest(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.at_rest().__reduce_ex__(protocol)
