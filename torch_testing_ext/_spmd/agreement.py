@@ -38,7 +38,7 @@ class Header(NamedTuple):
     # Parameters and optimizers that no call has had.
     new: int
     checksum: int
-    # A hash of what the exchange is about: the plan of a backward, or gradients of which ranks have rows.
+    # A hash of what the exchange is about: the plan of a backward, gradients of which ranks have rows.
     about: int
     # A hash of the parameters that an optimizer updates.
     updated: int
@@ -68,8 +68,9 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
         if first.call != other.call:
             return _elsewhere("The ranks ran different numbers of calls", first, other, rank)
         if first.place != other.place and CallPlace.READ in (first.place, other.place):
+            reader = 0 if first.place == CallPlace.READ else rank
             return (
-                f"Rank {0 if first.place == CallPlace.READ else rank} reads gradients, and another rank does not.",
+                f"Rank {reader} reads gradients or states, and another rank does not.",
                 "Read them on every rank, or on none, before anything changes them.",
             )
         if (first.place, first.turn) != (other.place, other.turn):

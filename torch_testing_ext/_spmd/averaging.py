@@ -31,8 +31,6 @@ class StepHistory:
     # Whether the step has read gradients of sharded parameters: then they stay whole in it.
     reads: bool = False
     trained: bool = False
-    # The lines of the report.
-    summary: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -87,8 +85,6 @@ class Averager:
         self.turn = 0
         self.backward: _Backward | None = None
 
-    # -- parameters
-
     def index_of(self, param: Any) -> int | None:
         """The number of a parameter, the same on all ranks. None if it is not averaged."""
         index = self._index.get(id(param))
@@ -117,8 +113,6 @@ class Averager:
         param = self.managed[index].param()
         assert param is not None
         return param
-
-    # -- calls
 
     def begin(self, history: StepHistory, limit: int | None) -> None:
         """Begin a call of a step."""
@@ -155,8 +149,6 @@ class Averager:
         except (SPMDError, RuntimeError):
             # The caller raises the first error.
             return
-
-    # -- backwards
 
     @outside_dynamo
     @torch.no_grad()
@@ -202,9 +194,9 @@ class Averager:
         backward.finish_by(functools.partial(self.finish))
         for number, managed in enumerate(self.managed):
             param = managed.param()
-            is_in_call = param is not None and not isinstance(param, AwayParameter)
-            has_moved = is_in_call and managed.hook is not None and not run_hook_last(param, managed.hook)
-            if has_moved and number == index:
+            if param is None or managed.hook is None or isinstance(param, AwayParameter):
+                continue
+            if not run_hook_last(param, managed.hook) and number == index:
                 # Hooks that were registered after ours run after it this time.
                 backward.again.add(index)
         return backward

@@ -27,7 +27,6 @@ class Bucket:
         self.indices, self.params = indices, params
         like = as_real(params[0])
         sizes = [as_real(param).numel() for param in params]
-        self.nbytes = sum(sizes) * like.element_size()
         self.flat = like.new_zeros(sum(sizes) + 1)
         parts = self.flat[:-1].split(sizes)  # type: ignore[no-untyped-call]
         self.views = [part.view(as_real(param).shape) for part, param in zip(parts, params, strict=True)]
@@ -82,7 +81,6 @@ class RowBucket:
     ) -> None:
         self.indices, self.params, self.rows, self.gradients = indices, params, rows, gradients
         self.widths = [of_param.width(as_real(param)) for of_param, param in zip(rows, params, strict=True)]
-        self.nbytes = sum(param.nbytes for param in params)
         self.missing = 0
         # The gradients that are to get the means.
         self._waiting: list[RowTensor | None] = []
@@ -95,8 +93,7 @@ class RowBucket:
         """Send the gradients, and free them. A parameter without one counts as zeros."""
         like = as_real(self.params[0])
         shape = meeting.world, sum(self.widths) + 1
-        is_full = all(rows.is_even for rows in self.rows)
-        parts = like.new_empty(shape) if is_full else like.new_zeros(shape)
+        parts = like.new_empty(shape)
         self._waiting = []
         columns = parts[:, :-1].split(self.widths, 1)  # type: ignore[no-untyped-call]
         for param, rows, into in zip(self.params, self.rows, columns, strict=True):

@@ -16,17 +16,12 @@ class CompiledStep:
         functools.update_wrapper(self, function)
         # `rests`: whether replicated parameters are DTensors between calls, as sharded ones are.
         self.function, self.mode, self.rests = function, mode, rests
-        self.name: str = getattr(function, "__name__", type(function).__name__)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return current_engine().call(self, args, kwargs)
-
-    def report(self) -> str:
-        """Summarize the last call: what is averaged in which buckets, what is sharded, and what is not, and why."""
-        return current_engine().report(self)
 
 
 def compile(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -34,26 +35,13 @@ class Rows:
 
     def pack(self, whole: torch.Tensor, parts: torch.Tensor) -> None:
         """Copy a whole tensor into a part for each rank. `parts` has a row of `width` elements for each."""
-        for theirs, part in self._pairs(whole, parts):
-            part.copy_(theirs)
+        flat = whole.reshape(-1)
+        missing = parts.numel() - flat.numel()
+        parts.copy_((nn.functional.pad(flat, (0, missing)) if missing else flat).view(parts.shape))
 
     def unpack(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
         """Copy the parts of all ranks into a whole tensor."""
-        for theirs, part in self._pairs(whole, parts):
-            theirs.copy_(part)
-
-    def _pairs(self, whole: torch.Tensor, parts: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Views of the same shape: those of all ranks with `chunk` rows at once, and that of one with fewer."""
-        full, left = divmod(self.count, self.chunk)
-        inner = whole.shape[1:]
-        pairs = []
-        if full:
-            theirs = whole[: full * self.chunk].unflatten(0, (full, self.chunk))  # type: ignore[no-untyped-call]
-            pairs.append((theirs, parts[:full].view(full, self.chunk, *inner)))
-        if left:
-            numel = left * (whole.numel() // self.count)
-            pairs.append((whole[full * self.chunk :], parts[full, :numel].view(left, *inner)))
-        return pairs
+        whole.copy_(parts.reshape(-1)[: whole.numel()].view(whole.shape))
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

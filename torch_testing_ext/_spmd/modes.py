@@ -29,31 +29,48 @@ class SPMDError(ValueError):
         super().__init__("\n".join(filter(None, [what, where and f"  at {where}", f"  {remedy}"])))
 
 
-def is_of_user(entry: traceback.FrameSummary) -> bool:
+def _is_of_user(entry: traceback.FrameSummary) -> bool:
     """Whether a line is neither of torch nor of this package."""
     return not entry.filename.startswith((_TORCH, _PACKAGE, "<"))
 
 
-def user_line(entries: Sequence[traceback.FrameSummary] | None = None) -> str | None:
-    """The innermost line of user code, in these frames or in those that run now."""
-    for entry in reversed(traceback.extract_stack() if entries is None else entries):
-        if is_of_user(entry):
-            return f"{entry.filename}:{entry.lineno}, in {entry.name}: {entry.line}"
+def _innermost(entries: Sequence[traceback.FrameSummary]) -> str | None:
+    for entry in filter(_is_of_user, reversed(entries)):
+        return f"{entry.filename}:{entry.lineno}, in {entry.name}: {entry.line}"
     return None
+
+
+def current_line() -> str | None:
+    """The innermost line of user code that runs now."""
+    return _innermost(traceback.extract_stack())
+
+
+def line_of(error: BaseException) -> str | None:
+    """The innermost line of user code in the traceback of an error."""
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def _files_of(error: BaseException) -> list[str]:
+    """The files of the frames between the innermost line of user code and the origin of an error."""
+    entries = reversed(traceback.extract_tb(error.__traceback__))
+    return [entry.filename for entry in itertools.takewhile(lambda entry: not _is_of_user(entry), entries)]
+
+
+def comes_from_backward(error: BaseException) -> bool:
+    """Whether autograd has raised an error, when it was to run a backward."""
+    return _files_of(error)[:1] == [torch.autograd.graph.__file__]
 
 
 def explained(error: BaseException) -> BaseException:
     """An error of a step, with the line of the user if the compiler or torch's distributed code has raised it."""
-    entries = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SPMDError):
-        return error if error.where else SPMDError(error.what, where=user_line(entries), remedy=error.remedy)
-    inner = list(itertools.takewhile(lambda entry: not is_of_user(entry), reversed(entries)))
-    if not any(entry.filename.startswith(_DISTRIBUTED) for entry in inner):
+        return error if error.where else SPMDError(error.what, where=line_of(error), remedy=error.remedy)
+    if not any(file.startswith(_DISTRIBUTED) for file in _files_of(error)):
         return error
     text = (str(error) or type(error).__name__).splitlines()[0][:300]
     return SPMDError(
         f"torch.distributed raised {type(error).__name__}: {text}",
-        where=user_line(entries),
+        where=line_of(error),
         remedy="In a step, parameters and gradients are whole and plain, and states of optimizers are DTensors. "
         "Take full_tensor() of a DTensor that meets a plain tensor.",
     )

@@ -73,8 +73,6 @@ class Resting:
         self.is_filled = False
         self._mesh: DeviceMesh | None = None
 
-    # Into a call.
-
     def enter(self, found: FoundState) -> None:
         """Let modules and optimizers hold plain parameters, which have no values yet."""
         self.pairs, self.is_filled = {}, False
@@ -101,7 +99,7 @@ class Resting:
 
     def _adopt(self, name: str, dtensor: DTensor) -> TwoForms:
         """The pair of a DTensor that no call has made, such as that of a copied or loaded model."""
-        rest = dtensor if isinstance(dtensor, RestingTensor) else nn.Parameter(RestingTensor.of(dtensor))
+        rest: Any = dtensor if isinstance(dtensor, RestingTensor) else nn.Parameter(RestingTensor.of(dtensor))
         local, trains = local_tensor(dtensor), dtensor.requires_grad
         is_sharded = dtensor.placements[0].is_shard()
         plain = nn.Parameter(_nowhere(dtensor) if is_sharded else local.detach(), requires_grad=trains)
@@ -180,8 +178,6 @@ class Resting:
     def take_over(self, param: torch.Tensor, rows: Rows | None, name: str) -> None:
         """Let a parameter that is new be a DTensor after this call."""
         self.pairs.setdefault(id(param), TwoForms(param, None, rows, name))
-
-    # Out of a call.
 
     @torch.no_grad()
     def leave(self, found: FoundState) -> None:

@@ -1,16 +1,24 @@
 """What models and optimizers hold between calls: DTensors with which nothing goes wrong in silence."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from torch_testing_ext._torch.training import local_tensor, storage_key, tree
+from torch_testing_ext._torch.training import (
+    depends_on_places,
+    dtensor_of_class,
+    is_read_of_number,
+    local_tensor,
+    reads_values,
+    storage_key,
+    tree,
+    written_by,
+)
 
-from .modes import SPMDError, user_line
+from .modes import SPMDError, current_line
 
 
 class _Memory:
@@ -38,9 +46,7 @@ class RestingTensor(DTensor):
     @staticmethod
     def of(dtensor: DTensor) -> "RestingTensor":
         """The tensor with the memory of a DTensor."""
-        rests: RestingTensor = DTensor.__new__(  # type: ignore[call-arg]
-            RestingTensor, local_tensor(dtensor), dtensor._spec, requires_grad=False
-        )
+        rests: RestingTensor = dtensor_of_class(RestingTensor, dtensor)
         rests.pair, rests.is_away, rests.memory, rests.source = None, False, _Memory(), None
         return rests
 
@@ -49,14 +55,11 @@ class RestingTensor(DTensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        written = {id(leaf): leaf for leaf in _written(func, args, kwargs)}
-        used = [leaf for leaf in tree().tree_leaves((args, kwargs)) if isinstance(leaf, RestingTensor)]
+        written = {id(leaf): leaf for leaf in _resting(written_by(func, args, kwargs))}
+        used = _resting((args, kwargs))
         for tensor in used:
             tensor._admit(func, id(tensor) in written)
-        if torch.Tag.nondeterministic_seeded in func.tags or func._overloadname.endswith("out"):
-            result = _on_whole(func, args, kwargs, written)
-        else:
-            result = _on_rows(func, args, kwargs)
+        result = _on_whole(func, args, kwargs, written) if depends_on_places(func) else _on_rows(func, args, kwargs)
         for tensor in written.values():
             tensor.memory.writes += 1
         return result
@@ -67,28 +70,30 @@ class RestingTensor(DTensor):
             raise SPMDError(
                 f"The DTensor of parameter {self.pair.name}, or its gradient, is used in a step.",
                 remedy="Take the parameter from the model in the step, where it is plain.",
-                where=user_line(),
+                where=current_line(),
             )
         if self.source is not None and (is_written or self.source[0].writes != self.source[1]):
             raise SPMDError(
                 f"{func} uses a part of a DTensor, which torch has copied where a plain tensor has a view.",
                 remedy="Index the parameter in a step, where it is whole, or copy a whole value to the DTensor.",
-                where=user_line(),
+                where=current_line(),
             )
-        if func is torch.ops.aten._local_scalar_dense.default and not self.placements[0].is_replicate():
+        if is_read_of_number(func) and not self.placements[0].is_replicate():
             raise SPMDError(
                 "The value of a DTensor is read, of which each rank has a part.",
                 remedy="Call full_tensor() first, on all ranks.",
-                where=user_line(),
+                where=current_line(),
             )
 
-    def _plain(self) -> DTensor:
-        return DTensor(local_tensor(self), self._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    def as_dtensor(self) -> DTensor:
+        """The DTensor with this memory."""
+        dtensor: DTensor = dtensor_of_class(DTensor, self)
+        return dtensor
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        saved = DTensor(local_tensor(self), self._spec, requires_grad=self.requires_grad)  # type: ignore[no-untyped-call]
+        saved = dtensor_of_class(DTensor, self, self.requires_grad)
         saved.__dict__.update(self.__dict__)
-        return saved.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return saved.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: Any) -> Any:
         pair, self.pair = self.pair, None
@@ -98,14 +103,8 @@ class RestingTensor(DTensor):
             self.pair = pair
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[RestingTensor]:
-    """The arguments to which an operation writes."""
-    if not func._schema.is_mutable:
-        return
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree().tree_leaves(value) if isinstance(leaf, RestingTensor))
+def _resting(values: Any) -> list[RestingTensor]:
+    return [leaf for leaf in tree().tree_leaves(values) if isinstance(leaf, RestingTensor)]
 
 
 def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
@@ -114,7 +113,7 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
     kept = []
 
     def plain(tensor: RestingTensor) -> DTensor:
-        kept.append(tensor._plain())
+        kept.append(tensor.as_dtensor())
         originals[id(kept[-1])] = tensor
         return kept[-1]
 
@@ -142,14 +141,14 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
 def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTensor]) -> Any:
     """What a plain tensor would get. All ranks draw the numbers of the whole, and keep their rows."""
     wholes: dict[int, tuple[RestingTensor, torch.Tensor]] = {}
-    reads = not (func._schema.is_mutable or func._opname.endswith("_like"))
+    reads = reads_values(func)
 
     def whole(tensor: RestingTensor) -> torch.Tensor:
         if id(tensor) not in wholes:
-            like = local_tensor(tensor)
-            values = (
-                tensor._plain().full_tensor() if reads or id(tensor) not in written else like.new_empty(tensor.shape)
-            )
+            if reads or id(tensor) not in written:
+                values = tensor.as_dtensor().full_tensor()
+            else:
+                values = local_tensor(tensor).new_empty(tensor.shape)
             wholes[id(tensor)] = tensor, values
         return wholes[id(tensor)][1]
 

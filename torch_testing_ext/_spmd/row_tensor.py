@@ -121,19 +121,11 @@ class RowTensor(torch.Tensor):
             self.mine.copy_(self.rows.of(self.whole))
         return self.mine
 
-    # What torch reads without an operation.
-
-    def numpy(self, *, force: bool = False) -> Any:
-        return self.values().numpy(force=force)
-
-    def tolist(self) -> Any:
-        return self.values().tolist()
-
-    def data_ptr(self) -> int:
-        return self.values().data_ptr()
-
-    def untyped_storage(self) -> Any:
-        return self.values().untyped_storage()
+    def __getattribute__(self, name: str) -> Any:
+        # What torch reads without an operation.
+        if name in _READS:
+            return getattr(self.values(), name)
+        return super().__getattribute__(name)
 
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         return repr(self.values())
@@ -141,8 +133,8 @@ class RowTensor(torch.Tensor):
     def __deepcopy__(self, memo: Any) -> Any:
         return copy.deepcopy(self.values(), memo)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.values().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+_READS = frozenset(["numpy", "tolist", "data_ptr", "untyped_storage", "__reduce_ex__"])
 
 
 def _can_wait(target: Any, more: Any) -> bool:

@@ -23,18 +23,15 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def why_whole(optimizer: Optimizer) -> str | None:
-    """Why an optimizer must run on whole tensors; None if it may run on rows."""
-    if type(optimizer) not in _ELEMENTWISE:
-        return "it is none of torch's elementwise optimizers"
-    if optimizer_has_hooks(optimizer):
-        return "it has hooks, which see whole parameters"
-    inner = optimizer.__dict__.get("step")
-    if inner is not None and not hasattr(inner, "_wrapped_by_lr_sched"):
-        return "its step has been replaced"
-    if any(group.get("differentiable") for group in optimizer.param_groups):
-        return "it is differentiable"
-    return None
+def runs_on_rows(optimizer: Optimizer) -> bool:
+    """Whether an optimizer may update rows. One with hooks, or with another step, may look at the whole."""
+    step = optimizer.__dict__.get("step")
+    return (
+        type(optimizer) in _ELEMENTWISE
+        and not optimizer_has_hooks(optimizer)
+        and (step is None or hasattr(step, "_wrapped_by_lr_sched"))
+        and not any(group.get("differentiable") for group in optimizer.param_groups)
+    )
 
 
 class RowUpdates:
@@ -62,7 +59,7 @@ class RowUpdates:
         pairs = self._sharded(optimizer)
         if not pairs:
             return None
-        changed = _with_result_of_closure(args, kwargs) if why_whole(optimizer) is None else None
+        changed = _with_result_of_closure(args, kwargs) if runs_on_rows(optimizer) else None
         with torch.no_grad():
             self._prepare(optimizer, pairs)
         return changed
@@ -74,7 +71,7 @@ class RowUpdates:
             pass
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
-        if why_whole(optimizer) is not None or is_sparse:
+        if is_sparse or not runs_on_rows(optimizer):
             self._make_whole(optimizer, pairs)
             return
         for pair in pairs:
@@ -122,13 +119,13 @@ class RowUpdates:
     def leave(self, optimizers: Iterable[Optimizer]) -> None:
         """Let states that have an element for each of a parameter be DTensors between calls, as the parameter is."""
         for optimizer in optimizers:
-            whole = why_whole(optimizer) is not None
+            on_rows = runs_on_rows(optimizer)
             for pair, values, name, value in self._states(optimizer):
                 if isinstance(value, RowTensor):
                     mine = value.current_rows()
                     assert mine is not None
                     values[name] = self.resting.state_of_rows(pair, mine)
-                elif pair.rows is None or not whole:
+                elif pair.rows is None or on_rows:
                     values[name] = self.resting.state_at_rest(pair, value)
 
     def _sharded(self, optimizer: Optimizer) -> list[TwoForms]:

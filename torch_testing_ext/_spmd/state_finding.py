@@ -35,6 +35,26 @@ class FoundState:
     tensors: list[torch.Tensor] = field(default_factory=list)
 
 
+def named_state(found: FoundState) -> tuple[list[tuple[str, Any]], list[tuple[str, torch.Tensor]]]:
+    """All parameters and buffers by name, each once."""
+    params: dict[int, tuple[str, Any]] = {}
+    buffers: dict[int, tuple[str, torch.Tensor]] = {}
+    for number, root in enumerate(found.modules):
+        prefix = "" if len(found.modules) == 1 else f"{type(root).__name__}#{number}"
+        trains = False
+        for name, param in root.named_parameters(prefix):
+            params.setdefault(id(param), (name, param))
+            trains |= param.requires_grad
+        if trains:
+            # The buffers of a metric or a teacher are the rank's own, as under DDP.
+            buffers.update({id(buffer): (name, buffer) for name, buffer in root.named_buffers(prefix)})
+    for optimizer in found.optimizers:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                params.setdefault(id(param), (f"parameter {len(params)} of an optimizer", param))
+    return list(params.values()), list(buffers.values())
+
+
 def find_state(step: Any, args: Any = (), kwargs: Any = None) -> FoundState:
     """Find the modules and optimizers that a step uses, from its arguments and what it refers to."""
     found, names = FoundState(), _names_called(step)

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,19 +14,19 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._process.words import size_in_words
 from torch_testing_ext._torch.training import tree
 
 from . import admission
 from .admission import Named
 from .agreement import EARLY, CallPlace, StepMeeting
 from .averaging import Averager, StepHistory
-from .layout import Rows, as_real
-from .modes import DataParallel, SPMDError, explained
+from .layout import Rows
+from .modes import DataParallel, SPMDError, comes_from_backward, explained, line_of
 from .resting import Resting, TwoForms
 from .row_tensor import RowTensor
-from .row_updates import RowUpdates, why_whole
-from .state_finding import FoundState, find_state
+from .row_updates import RowUpdates
+from .shared_values import average_gradients, broadcast, state_tensors
+from .state_finding import FoundState, find_state, named_state
 
 
 class StepEngine:
@@ -43,8 +43,6 @@ class StepEngine:
         # The steps that run: one, and those that it calls.
         self._running: list[Any] = []
         self._thread = 0
-
-    # -- a call
 
     def call(self, step: Any, args: Any, kwargs: Any) -> Any:
         """Call a step. One that another step calls is part of that call."""
@@ -71,9 +69,9 @@ class StepEngine:
         try:
             with torch.inference_mode(False):
                 self._enter(step, history, found)
-            result = _run(step, args, kwargs)
+            result = _run(step, found, args, kwargs)
             with torch.inference_mode(False):
-                self._end(step, history, found, result)
+                self._end(result)
         except BaseException as error:
             self.averager.fail()
             with torch.inference_mode(False):
@@ -91,8 +89,6 @@ class StepEngine:
         if step not in self._histories:
             self._histories[step] = StepHistory(next(self._numbers))
         return self._histories[step]
-
-    # -- before the step
 
     def _enter(self, step: Any, history: StepHistory, found: FoundState) -> None:
         """Find the state of a call, meet the other ranks, and give it its values."""
@@ -195,9 +191,7 @@ class StepEngine:
         for optimizer in optimizers:
             self.updates.watch(optimizer)
 
-    # -- after the step
-
-    def _end(self, step: Any, history: StepHistory, found: FoundState, result: Any) -> None:
+    def _end(self, result: Any) -> None:
         """End a call that has succeeded."""
         averager, pairs = self.averager, self.resting.pairs
         averager.end()
@@ -207,7 +201,6 @@ class StepEngine:
         if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
             while averager.gradients.meet(CallPlace.END, [pair.plain for pair in pairs.values()]):
                 pass
-        history.summary = self._summary(step, history, found)
 
     def _leave(self, found: FoundState) -> None:
         """Give model and optimizers their form between calls, also after an error."""
@@ -217,49 +210,21 @@ class StepEngine:
         self.averager.leave()
         self.meeting.end()
 
-    # -- the report
 
-    def report(self, step: Any) -> str:
-        """The summary of the last call of a step."""
-        history = self._histories.get(step)
-        if history is None or not history.summary:
-            raise SPMDError("The step has not been called yet.", remedy="Call it once.")
-        return "\n".join(history.summary)
-
-    def _summary(self, step: Any, history: StepHistory, found: FoundState) -> list[str]:
-        params = named_state(found)[0]
-        known = [(name, managed) for name, param in params if (managed := self.averager.of(param)) is not None]
-        sharded = sum(managed.rows is not None for _, managed in known)
-        lines = [
-            f"{step.name}: {self.meeting.world} ranks, {history.calls} calls, {len(params)} parameters, "
-            f"{sharded} sharded"
-        ]
-        for turn, plan in sorted(history.plans.items()):
-            sizes = ", ".join(size_in_words(bucket.nbytes) for bucket in plan.buckets)
-            lines.append(f"  backward {turn + 1} averages {len(plan.expected)} gradients in buckets of {sizes}")
-        if sharded:
-            lines += [f"  {name} stays whole" for name, managed in known if managed.rows is None]
-            if history.reads:
-                lines.append("  gradients stay whole: the step reads them")
-            for optimizer in found.optimizers:
-                reason = why_whole(optimizer)
-                what = "the rank's rows" if reason is None else f"whole parameters: {reason}"
-                lines.append(f"  {type(optimizer).__name__} updates {what}")
-        return lines
-
-
-def _run(step: Any, args: Any, kwargs: Any) -> Any:
-    """Run a step."""
-    if torch.is_grad_enabled():
-        return step.function(*args, **kwargs)
+def _run(step: Any, found: FoundState, args: Any, kwargs: Any) -> Any:
+    """Run a step. A backward under `no_grad` is refused, and gradients that the step has dropped come back."""
+    before = [] if torch.is_grad_enabled() else [(param, param.grad) for _, param in named_state(found)[0]]
     try:
         return step.function(*args, **kwargs)
     except RuntimeError as error:
-        if "does not require grad" not in str(error):
+        if torch.is_grad_enabled() or not comes_from_backward(error):
             raise
+        for param, grad in before:
+            param.grad = grad
         raise SPMDError(
             "The step was called under no_grad or inference_mode, but it calls backward().",
             remedy="Call it outside of that context.",
+            where=line_of(error),
         ) from error
 
 
@@ -284,70 +249,6 @@ def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
 
 def _has_rows(param: torch.Tensor) -> bool:
     return param.dim() > 0 and param.numel() > 0
-
-
-def named_state(found: FoundState) -> tuple[list[tuple[str, Any]], list[Named]]:
-    """All parameters and buffers by name, each once."""
-    params: dict[int, tuple[str, Any]] = {}
-    buffers: dict[int, Named] = {}
-    for number, root in enumerate(found.modules):
-        prefix = "" if len(found.modules) == 1 else f"{type(root).__name__}#{number}"
-        trains = False
-        for name, param in root.named_parameters(prefix):
-            params.setdefault(id(param), (name, param))
-            trains |= param.requires_grad
-        if trains:
-            # The buffers of a metric or a teacher are the rank's own, as under DDP.
-            buffers.update({id(buffer): (name, buffer) for name, buffer in root.named_buffers(prefix)})
-    for optimizer in found.optimizers:
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                params.setdefault(id(param), (f"parameter {len(params)} of an optimizer", param))
-    return list(params.values()), list(buffers.values())
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Values that all ranks get.
-
-
-def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
-    """The plain tensors in the states of optimizers."""
-    leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
-
-
-@torch.no_grad()
-def broadcast(meeting: StepMeeting, tensors: Iterable[torch.Tensor]) -> None:
-    """Give all ranks rank 0's values. Sparse tensors stay the rank's own."""
-    if meeting.world == 1:
-        return
-    kinds: dict[Any, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if tensor.layout is torch.strided and tensor.numel():
-            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for alike in kinds.values():
-        sent = torch.cat([as_real(tensor).reshape(-1) for tensor in alike]).to(meeting.device)
-        dist.broadcast(sent, dist.get_global_rank(meeting.group, 0), meeting.group)
-        parts = sent.split([as_real(tensor).numel() for tensor in alike])  # type: ignore[no-untyped-call]
-        for tensor, part in zip(alike, parts, strict=True):
-            real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-            if not torch.equal(real.reshape(-1), part):
-                real.copy_(part.view(real.shape))
-
-
-def average_gradients(meeting: StepMeeting, params: Sequence[torch.Tensor]) -> None:
-    """Average the gradients that exist before the first call."""
-    present = meeting.objects([param.grad is not None for param in params])
-    for param, has in zip(params, zip(*present, strict=True), strict=True):
-        if any(has):
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            mean = (grad if grad.layout is torch.strided else grad.to_dense()).resolve_conj() / meeting.world
-            mean = mean.contiguous()
-            dist.all_reduce(as_real(mean), group=meeting.group)
-            param.grad = mean if grad.layout is torch.strided else mean.to_sparse(grad.sparse_dim())
-
-
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

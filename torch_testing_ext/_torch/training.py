@@ -35,6 +35,39 @@ def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
     return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
 
 
+def dtensor_of_class(cls: type, dtensor: Any, requires_grad: bool = False) -> Any:
+    """A DTensor of a class with the local tensor of another one (torch 2.5 to 2.15)."""
+    from torch.distributed.tensor import DTensor
+
+    new: Any = DTensor.__new__
+    return new(cls, dtensor._local_tensor, dtensor._spec, requires_grad=requires_grad)
+
+
+def written_by(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments to which an operation writes (torch 1.13 to 2.15)."""
+    arguments = operation._schema.arguments if operation._schema.is_mutable else ()
+    return [
+        args[place] if place < len(args) else kwargs.get(argument.name)
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def depends_on_places(operation: Any) -> bool:
+    """Whether an operation draws random numbers, or fills a tensor that it is given as `out=` (torch 2.0 to 2.15)."""
+    return torch.Tag.nondeterministic_seeded in operation.tags or operation._overloadname.endswith("out")
+
+
+def is_read_of_number(operation: Any) -> bool:
+    """Whether an operation is that of `item()`, `float()` and `bool()` (torch 1.13 to 2.15)."""
+    return operation is torch.ops.aten._local_scalar_dense.default
+
+
+def reads_values(operation: Any) -> bool:
+    """Whether a random operation uses values of its arguments (torch 2.0 to 2.15)."""
+    return not (operation._schema.is_mutable or operation._opname.endswith("_like"))
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A unique key of a tensor's storage (torch 2.1 to 2.15)."""
     key: int = tensor.untyped_storage()._cdata

@@ -18,7 +18,10 @@ HEADERS = {
     "checksum": ([SAME, SAME._replace(checksum=78)], "parameters of rank 1 differ"),
     "gradients": ([SAME, SAME._replace(about=6)], "gradients of different parameters"),
     "updated": ([SAME, SAME._replace(updated=6)], "different parameters"),
-    "read": ([SAME._replace(place=CallPlace.READ), SAME], "Rank 0 reads gradients, and another rank does not"),
+    "read": (
+        [SAME._replace(place=CallPlace.READ), SAME],
+        "Rank 0 reads gradients or states, and another rank does not",
+    ),
 }
 READ, UPDATE, END = (SAME._replace(place=place) for place in (CallPlace.READ, CallPlace.UPDATE, CallPlace.END))
 SERVED = {

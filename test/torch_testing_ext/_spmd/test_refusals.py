@@ -168,13 +168,18 @@ def another_style(case):
 # -- What a step does
 
 
-@refused("called under no_grad or inference_mode", "Call it outside", changes=True)
+@refused("called under no_grad or inference_mode", "Call it outside", line="backward()")
 def without_gradients(case):
-    model, optimizer, step = case.trained()
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        error(model, batch).backward()
+        optimizer.step()
+
+    model, optimizer, compiled = case.trained(step)
 
     def call():
         with torch.no_grad():
-            step(model, optimizer, case.batch())
+            compiled(model, optimizer, case.batch())
 
     return call
 
@@ -382,6 +387,37 @@ class TestRefusals(DTensorContinuousTestBase):
             compiled(model, optimizer, case.batch())
         fails = False
         compiled(model, optimizer, case.batch())
+
+    @parametrize("style", BOTH)
+    @parametrize("calls", [2, 12])
+    def test_a_rank_raises_an_error_at_the_end(self, style, calls):
+        """All exchanges of the call are over, so that a replicated step on the other rank may succeed."""
+
+        def step(model, optimizer, batch):
+            update(model, optimizer, batch)
+            if fails and self.rank:
+                raise KeyError("mine")
+
+        fails = False
+        case = Case(self.rank, style)
+        model, optimizer, compiled = case.trained(step, calls)
+        fails = True
+        raised = []
+        for _ in range(2):
+            try:
+                compiled(model, optimizer, case.batch())
+            except (KeyError, SPMDError) as error:
+                raised.append(str(error))
+            fails = False
+        self.assertTrue(raised)
+        self.assertRegex(
+            raised[-1], "raised an error on rank [01]: see there" if raised[1:] or not self.rank else "mine"
+        )
+        for call in range(2):
+            compiled(model, optimizer, case.batch(call))
+        values = [None, None]
+        dist.all_gather_object(values, [whole(param).tolist() for param in model.parameters()])
+        self.assertEqual(*values)
 
 
 class TestOptions(TestCase):

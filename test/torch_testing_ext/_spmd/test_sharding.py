@@ -235,6 +235,41 @@ class TestBetweenCalls(DTensorContinuousTestBase):
         step(model, optimizer, Parallel(self.rank).batch(3))
 
 
+class TestReads(DTensorContinuousTestBase):
+    """A rank alone reads gradients of which each rank has rows: the others give it theirs at their next header."""
+
+    world_size = 3
+
+    @parametrize("place", ["before the update", "after the update", "both"])
+    def test_one_rank_reads(self, place):
+        found = []
+        for reader in (0, None):
+            norms = []
+
+            def look(model, reader=reader, norms=norms):
+                if reader in (self.rank, None):
+                    norms.extend(param.grad.norm().item() for param in model.parameters())
+
+            @sharded
+            def step(model, optimizer, batch, look=look):
+                optimizer.zero_grad()
+                error(model, batch).backward()
+                if place != "after the update":
+                    look(model)
+                optimizer.step()
+                if place != "before the update":
+                    look(model)
+
+            torch.manual_seed(0)
+            model = net()
+            optimizer = adam(model)
+            for call in range(3):
+                step(model, optimizer, Parallel(self.rank).batch(call))
+            found.append((norms, [whole(param) for param in model.parameters()]))
+        self.assertEqual(found[0][1], found[1][1])
+        self.assertEqual(found[0][0], found[1][0] if self.rank == 0 else [])
+
+
 class TestCompiledModels(DTensorContinuousTestBase):
     """A model that torch.compile compiles trains in a step, with the numbers of the eager one."""
 
@@ -267,6 +302,7 @@ class TestCompiledModels(DTensorContinuousTestBase):
 
 
 instantiate_parametrized_tests(TestBetweenCalls)
+instantiate_parametrized_tests(TestReads)
 instantiate_parametrized_tests(TestCompiledModels)
 
 if __name__ == "__main__":

@@ -49,12 +49,7 @@ class TestSPMDDocs(TestCase):
                 text=True,
             )
             self.assertEqual(ran.returncode, 0, msg=ran.stderr)
-        for line in (
-            "rank 0: loss",
-            "rank 1: loss",
-            "train_step: 2 ranks, 10 calls, 4 parameters, 4 sharded",
-            "AdamW updates the rank's rows",
-        ):
+        for line in ("rank 0: loss", "rank 1: loss"):
             self.assertIn(line, ran.stdout)
 
 

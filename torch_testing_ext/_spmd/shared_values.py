@@ -1,0 +1,52 @@
+"""Values that all ranks get when a call begins: rank 0's, and the mean of gradients that exist."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from torch_testing_ext._torch.training import tree
+
+from .agreement import StepMeeting
+from .layout import as_real
+from .row_tensor import RowTensor
+
+
+def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    """The plain tensors in the states of optimizers."""
+    leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
+
+
+@torch.no_grad()
+def broadcast(meeting: StepMeeting, tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values. Sparse tensors stay the rank's own."""
+    if meeting.world == 1:
+        return
+    kinds: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.layout is torch.strided and tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for alike in kinds.values():
+        sent = torch.cat([as_real(tensor).reshape(-1) for tensor in alike]).to(meeting.device)
+        dist.broadcast(sent, dist.get_global_rank(meeting.group, 0), meeting.group)
+        parts = sent.split([as_real(tensor).numel() for tensor in alike])  # type: ignore[no-untyped-call]
+        for tensor, part in zip(alike, parts, strict=True):
+            real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+            if not torch.equal(real.reshape(-1), part):
+                real.copy_(part.view(real.shape))
+
+
+def average_gradients(meeting: StepMeeting, params: Sequence[torch.Tensor]) -> None:
+    """Average the gradients that exist before the first call."""
+    present = meeting.objects([param.grad is not None for param in params])
+    for param, has in zip(params, zip(*present, strict=True), strict=True):
+        if any(has):
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            mean = (grad if grad.layout is torch.strided else grad.to_dense()).resolve_conj() / meeting.world
+            mean = mean.contiguous()
+            dist.all_reduce(as_real(mean), group=meeting.group)
+            param.grad = mean if grad.layout is torch.strided else mean.to_sparse(grad.sparse_dim())
