@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from torch_testing_ext._torch import training
-from torch_testing_ext._torch.tensors import tensor_subclasses
+from torch_testing_ext._torch.tensors import pytrees, tensor_subclasses
 
 
 class TwoTensor(torch.Tensor):
@@ -72,12 +70,12 @@ class TwoTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         first, second = (_run(func, part, args, kwargs) for part in ("a", "b"))
-        leaves, spec = pytree.tree_flatten(first)
+        leaves, spec = pytrees.tree_flatten(first)
         # Results that are not tensors are taken to be the same for both.
         both: list[Any] = []
-        for leaf, other in zip(leaves, pytree.tree_leaves(second), strict=True):
+        for leaf, other in zip(leaves, pytrees.tree_leaves(second), strict=True):
             both.append(cls(leaf, other) if isinstance(leaf, torch.Tensor) else leaf)
-        result = pytree.tree_unflatten(both, spec)
+        result = pytrees.tree_unflatten(both, spec)
         return tensor_subclasses.correct_aliasing(func, args, kwargs, result)
 
     def get_elem_a(self) -> torch.Tensor:
@@ -86,12 +84,12 @@ class TwoTensor(torch.Tensor):
 
 def _run(func: Any, part: str, args: Any, kwargs: Any) -> Any:
     def unwrap(value: Any) -> Any:
-        return pytree.tree_map_only(TwoTensor, lambda tensor: getattr(tensor, part), value)
+        return pytrees.tree_map_only(TwoTensor, lambda tensor: getattr(tensor, part), value)
 
     return func(*unwrap(args), **unwrap(kwargs))
 
 
-_DispatchMode: Any = training.dispatch_mode_class()
+_DispatchMode: Any = tensor_subclasses.dispatch_mode_class()
 
 
 class TwoTensorMode(_DispatchMode):  # type: ignore[misc, unused-ignore]

@@ -3,7 +3,6 @@
 import ast
 import functools
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from kit.sources import (
     LONGEST_SENTENCE,
     ROW_OF,
     absolute_imports,
-    code_of,
     cycles,
     fault_of_docstring,
     folder_of,
@@ -32,19 +30,6 @@ from torch_testing_ext.common_utils import run_tests
 
 PACKAGE = Path(torch_testing_ext.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-# PyTorch's own suites and models use some of these names; the others are the operators of a traced program.
-# Add nothing to this list: wrap a private name in `_torch` instead.
-KNOWN_PRIVATE_NAMES = {
-    "_testing/sharded/fsdp2_models.py": {"torch.distributed._composable"},
-    "_testing/sharded/dtensor_converter.py": {"torch.utils._pytree"},
-    "_testing/sharded/sharding_rule_checks.py": {"torch.utils._pytree"},
-    "upstream/mapping.py": {
-        "torch._dynamo",
-        "torch._inductor",
-        "torch.distributed._spmd",
-        "torch.testing._internal",
-    },
-}
 # The parts that could be products of their own. Each has doors: the modules that the rest may import, and nothing else.
 DOORS = {
     # The compiler, whose door is that of the mirror.
@@ -187,20 +172,7 @@ class TestSources(unittest.TestCase):
             for module, line in absolute_imports(file.read_text()):
                 self.assertFalse(within("torch.testing._internal", [module]), f"{file}:{line} imports {module}")
 
-    @pytest.mark.slow
-    def test_private_names_of_torch_are_in_one_folder(self):
-        """A new version of torch then needs changes in `_torch` alone."""
-        private = re.compile(r"\b(torch|dist|c10d)(\.\w+)*\._[A-Za-z]\w*")
-        found: dict[str, set[str]] = {}
-        for file in SOURCES:
-            if PACKAGE / "_torch" not in file.parents:
-                for match in private.finditer(code_of(file.read_text())):
-                    found.setdefault(str(file.relative_to(PACKAGE)), set()).add(match.group())
-        self.assertEqual(found, KNOWN_PRIVATE_NAMES)
-
-    def test_planted_names_and_imports_are_found(self):
-        source = '"""torch._C in prose."""\nimport torch  # torch._C too\ntorch._C._log_api_usage_once("x")\n'
-        self.assertEqual(re.findall(r"torch\._[A-Za-z]", code_of(source)), ["torch._C"])
+    def test_planted_imports_are_found(self):
         self.assertEqual(
             list(absolute_imports("def f():\n    from torch.testing import _internal\n")),
             [("torch.testing._internal", 2)],

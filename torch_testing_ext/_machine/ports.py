@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder
+from torch_testing_ext._torch.signs import error_texts
+from torch_testing_ext._torch.signs.error_texts import (
+    ADDRESS_IN_USE as ADDRESS_IN_USE,
+    CONNECT_TIMEOUT as CONNECT_TIMEOUT,
+)
 
-ADDRESS_IN_USE = "Address already in use"
-CONNECT_TIMEOUT = "connect() timed out."
 TRIES = 10
 
 # A generator of its own, so that waiting does not change the test's random numbers.
@@ -67,8 +70,7 @@ def retry_on_connect_failures(
             try:
                 return func(*args, **kwargs)
             except RuntimeError as error:
-                # A TCPStore on libuv writes "address already in use", the older one "Address already in use".
-                if not any(text.lower() in str(error).lower() for text in texts):
+                if not error_texts.has_one_of(error, texts):
                     raise
                 if not left:
                     raise RuntimeError(f"Failing after {TRIES} retries with error: {error}") from error

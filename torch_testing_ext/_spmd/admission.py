@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import gradient_hooks, tree
+from torch_testing_ext._torch.tensors import pytrees
+from torch_testing_ext._torch.training import gradient_hooks
 
 from .modes import SPMDError
 
@@ -108,8 +109,8 @@ def facts_of(
 def _states(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
     for key, value in optimizer.state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else repr(key)
-        for path, leaf in tree().tree_flatten_with_path(value)[0]:
-            yield f"{owner}{tree().keystr(path)}, {_kind(leaf)}"
+        for path, leaf in pytrees.tree_flatten_with_path(value)[0]:
+            yield f"{owner}{pytrees.keystr(path)}, {_kind(leaf)}"
 
 
 def _kind(leaf: Any) -> str:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim import Optimizer
 
+from torch_testing_ext._torch import module_parts
 from torch_testing_ext._torch.training import (
     MemoryReference,
     dtensor_like,
@@ -77,9 +78,9 @@ class Resting:
         """Let modules and optimizers hold plain parameters, which have no values yet."""
         self.pairs, self.is_filled = {}, False
         for module in _modules(found.modules):
-            for name, param in list(module._parameters.items()):
+            for name, param in list(module_parts.own_parameters(module).items()):
                 if isinstance(param, (DTensor, AwayParameter)):
-                    _put(module, name, self._plain(param, name))
+                    module_parts.put_parameter(module, name, self._plain(param, name))
         for optimizer in found.optimizers:
             _rekey(
                 optimizer,
@@ -186,9 +187,9 @@ class Resting:
         for pair in pairs.values():
             self._leave_pair(pair)
         for module in _modules(found.modules):
-            for name, param in list(module._parameters.items()):
+            for name, param in list(module_parts.own_parameters(module).items()):
                 if id(param) in pairs:
-                    _put(module, name, pairs[id(param)].rest)
+                    module_parts.put_parameter(module, name, pairs[id(param)].rest)
         for optimizer in found.optimizers:
             _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
         for pair in pairs.values():
@@ -301,13 +302,6 @@ def _nowhere(like: torch.Tensor) -> torch.Tensor:
     value = float("nan") if like.is_floating_point() or like.is_complex() else 0
     local = local_tensor(like) if isinstance(like, DTensor) else like
     return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
-
-
-def _put(module: nn.Module, name: str, value: Any) -> None:
-    """Register a parameter, also in the second list of weights that recurrent modules keep."""
-    module._parameters[name] = value
-    if isinstance(module, nn.RNNBase) and "_flat_weights" in module.__dict__:
-        module._flat_weights = [module._parameters[n] for n in module._flat_weights_names]
 
 
 def _rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.training import (
     depends_on_places,
     dtensor_of_class,
@@ -14,7 +15,6 @@ from torch_testing_ext._torch.training import (
     local_tensor,
     reads_values,
     storage_key,
-    tree,
     written_by,
 )
 
@@ -104,7 +104,7 @@ class RestingTensor(DTensor):
 
 
 def _resting(values: Any) -> list[RestingTensor]:
-    return [leaf for leaf in tree().tree_leaves(values) if isinstance(leaf, RestingTensor)]
+    return [leaf for leaf in pytrees.tree_leaves(values) if isinstance(leaf, RestingTensor)]
 
 
 def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
         originals[id(kept[-1])] = tensor
         return kept[-1]
 
-    args, kwargs = tree().tree_map_only(RestingTensor, plain, (args, kwargs))
+    args, kwargs = pytrees.tree_map_only(RestingTensor, plain, (args, kwargs))
     result = func(*args, **kwargs)
     base = next(iter(originals.values()))
 
@@ -134,7 +134,7 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
                 rests.source = base.memory, base.memory.writes
         return rests
 
-    return tree().tree_map_only(DTensor, resting, result)
+    return pytrees.tree_map_only(DTensor, resting, result)
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTenso
             wholes[id(tensor)] = tensor, values
         return wholes[id(tensor)][1]
 
-    args, kwargs = tree().tree_map_only(RestingTensor, whole, (args, kwargs))
+    args, kwargs = pytrees.tree_map_only(RestingTensor, whole, (args, kwargs))
     result = func(*args, **kwargs)
     originals = {id(values): tensor for tensor, values in wholes.values()}
     first = next(tensor for tensor, _ in wholes.values())
@@ -166,7 +166,7 @@ def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTenso
 
     for tensor in written.values():
         local_tensor(tensor).copy_(local_tensor(rows(wholes[id(tensor)][1])))
-    return tree().tree_map_only(torch.Tensor, resting, result)
+    return pytrees.tree_map_only(torch.Tensor, resting, result)
 
 
 class AwayParameter(nn.Parameter):
@@ -174,7 +174,7 @@ class AwayParameter(nn.Parameter):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree().tree_map_only(AwayParameter, AwayParameter.at_rest, (args, kwargs or {}))
+        args, kwargs = pytrees.tree_map_only(AwayParameter, AwayParameter.at_rest, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def at_rest(self) -> RestingTensor:

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.training import (
     MemoryReference,
     gather_into,
     holders_of_memory,
     is_in_backward,
     no_torch_function,
-    tree,
     version_of,
     wrapper_of,
 )
@@ -101,7 +101,7 @@ class RowTensor(torch.Tensor):
             target, more = args
             target.local = more if target.local is None else target.local + more
             return target
-        args, kwargs = tree().tree_map_only(RowTensor, RowTensor.values, (args, kwargs or {}))
+        args, kwargs = pytrees.tree_map_only(RowTensor, RowTensor.values, (args, kwargs or {}))
         return func(*args, **kwargs)
 
     def values(self) -> torch.Tensor:

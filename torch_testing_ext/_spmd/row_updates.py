@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import optimizer_has_hooks, outside_dynamo, version_of
+from torch_testing_ext._torch.training import is_wrapped_by_scheduler, optimizer_has_hooks, outside_dynamo, version_of
 
 from .agreement import CallPlace
 from .averaging import Averager
@@ -29,7 +29,7 @@ def runs_on_rows(optimizer: Optimizer) -> bool:
     return (
         type(optimizer) in _ELEMENTWISE
         and not optimizer_has_hooks(optimizer)
-        and (step is None or hasattr(step, "_wrapped_by_lr_sched"))
+        and (step is None or is_wrapped_by_scheduler(step))
         and not any(group.get("differentiable") for group in optimizer.param_groups)
     )
 

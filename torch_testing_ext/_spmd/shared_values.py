@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import tree
+from torch_testing_ext._torch.tensors import pytrees
 
 from .agreement import StepMeeting
 from .layout import as_real
@@ -17,7 +17,7 @@ from .row_tensor import RowTensor
 
 def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
     """The plain tensors in the states of optimizers."""
-    leaves = [leaf for optimizer in optimizers for leaf in tree().tree_leaves(dict(optimizer.state))]
+    leaves = [leaf for optimizer in optimizers for leaf in pytrees.tree_leaves(dict(optimizer.state))]
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import tree
+from torch_testing_ext._torch.tensors import pytrees
 
 from . import admission
 from .admission import Named
@@ -230,7 +230,7 @@ def _run(step: Any, found: FoundState, args: Any, kwargs: Any) -> Any:
 
 def row_tensors_in(result: Any) -> list[RowTensor]:
     """The gradients and states that a step returns, of which each rank has rows."""
-    return [leaf for leaf in tree().tree_leaves(result) if isinstance(leaf, RowTensor)]
+    return [leaf for leaf in pytrees.tree_leaves(result) if isinstance(leaf, RowTensor)]
 
 
 def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
@@ -242,9 +242,9 @@ def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
             return pair.rest
         return leaf.values() if isinstance(leaf, RowTensor) else leaf
 
-    leaves = tree().tree_leaves(result)
+    leaves = pytrees.tree_leaves(result)
     is_same = all(form(leaf) is leaf for leaf in leaves)
-    return result if is_same else tree().tree_map(form, result)
+    return result if is_same else pytrees.tree_map(form, result)
 
 
 def _has_rows(param: torch.Tensor) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 from torch import nn
+
+from torch_testing_ext._torch import replacing
 
 
 def has_triton() -> bool:
@@ -45,16 +47,41 @@ def reshard_preceded_by(action: Callable[[], None]) -> Iterator[None]:
 
     `torch.distributed.fsdp._runtime_utils._reshard`: all.
     """
-    from torch.distributed.fsdp import _runtime_utils
-
-    reshard = _runtime_utils._reshard
-
-    def after_action(*args: Any, **kwargs: Any) -> Any:
-        action()
-        return reshard(*args, **kwargs)
-
-    with mock.patch.object(_runtime_utils, "_reshard", after_action):
+    with replacing.replaced("parameters that FSDP frees", _preceded_by(action)):
         yield
+
+
+def _preceded_by(action: Callable[[], None]) -> replacing.Make:
+    def make(_: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            action()
+            return function(*args, **kwargs)
+
+        return call
+
+    return make
+
+
+@contextlib.contextmanager
+def reduction_preceded_by(action: Callable[[], None]) -> Iterator[None]:
+    """Within this context, FSDP calls `action` each time before it reduces gradients."""
+    with replacing.replaced("reductions of FSDP", _preceded_by(action)):
+        yield
+
+
+def hybrid_strategies() -> tuple[Any, ...]:
+    """Return FSDP1's strategies of sharding within nodes only. `_HYBRID_SHARD_ZERO2`: 2.11 to 2.15."""
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+
+
+def checkpoint_activations(module: nn.Module) -> None:
+    """Let the backward compute a module's activations again. `torch.distributed._composable`: 2.11 to 2.15."""
+    from torch.distributed._composable import checkpoint  # type: ignore[attr-defined, unused-ignore]
+
+    checkpoint(module)
 
 
 def is_idle(model: Any) -> bool:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-import torch
-
 _DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
 _OUR_FOLDER = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# Not by an import: the rules read frames in processes that have not imported torch.
+_TORCH = importlib.util.find_spec("torch")
+TORCH_FOLDER = os.path.dirname((_TORCH and _TORCH.origin) or "") + os.sep
 # The standard library, and the part of its folder that has what is installed.
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = f"-packages{os.sep}"
-TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 
 def is_of_torch(file: str) -> bool:
@@ -52,14 +53,14 @@ def program_places(innermost: FrameType | None) -> Iterator[tuple[str, int, str]
 
 
 _DISTRIBUTED = "distributed_c10d.py"
-_AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
+AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
-_FOR_JOIN = {
+FOR_JOIN = {
     "notify_join_context": os.path.join("distributed", "algorithms", "join.py"),
     "_check_global_requires_backward_grad_sync": os.path.join("nn", "parallel", "distributed.py"),
 }
 # torch has its compiler leave modes alone by two functions around each: 2.11 to 2.15.
-_AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "eval_frame.py"))
+AROUND_MODES = (os.path.join("torch", "_compile.py"), os.path.join("_dynamo", "eval_frame.py"))
 
 
 def issuer_of(kernel: Any) -> Any:
@@ -70,7 +71,7 @@ def issuer_of(kernel: Any) -> Any:
     frame = kernel.f_back
     if frame is not None and frame.f_back is not None and _is_ours(frame.f_back):
         frame = frame.f_back.f_back
-        while frame and (_is_ours(frame) or frame.f_code.co_filename.endswith(_AROUND_MODES)):
+        while frame and (_is_ours(frame) or frame.f_code.co_filename.endswith(AROUND_MODES)):
             frame = frame.f_back
     # The method that notes a send or receive stands between the operation and its caller.
     while frame is not None and _is_ours(frame):
@@ -89,7 +90,7 @@ def is_called_by_distributed(issuer: Any) -> bool:
 
 def is_called_as(name: str, issuer: Any) -> bool:
     """Whether a function of torch.distributed of this name issues the operation, perhaps by another one."""
-    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+    while issuer is not None and issuer.f_code.co_filename.endswith(AROUND_CALLS):
         if issuer.f_code.co_name == name:
             return True
         issuer = issuer.f_back
@@ -97,14 +98,14 @@ def is_called_as(name: str, issuer: Any) -> bool:
 
 
 # Stages of a pipeline vote whether all know their shapes: `PipelineStage` of 2.13 to 2.15.
-_VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 
 def is_vote(issuer: Any) -> bool:
     """Whether a stage of a pipeline receives how others vote."""
-    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+    while issuer is not None and issuer.f_code.co_filename.endswith(AROUND_CALLS):
         issuer = issuer.f_back
-    return issuer is not None and issuer.f_code.co_name in _VOTES
+    return issuer is not None and issuer.f_code.co_name in VOTES
 
 
 def is_for_join(issuer: Any) -> bool:
@@ -112,29 +113,29 @@ def is_for_join(issuer: Any) -> bool:
 
     Nobody needs to wait for that: optimizers and DDP drop the work, or leave it to C++.
     """
-    while issuer is not None and issuer.f_code.co_filename.endswith(_AROUND_CALLS):
+    while issuer is not None and issuer.f_code.co_filename.endswith(AROUND_CALLS):
         issuer = issuer.f_back
-    file = None if issuer is None else _FOR_JOIN.get(issuer.f_code.co_name)
+    file = None if issuer is None else FOR_JOIN.get(issuer.f_code.co_name)
     return file is not None and issuer.f_code.co_filename.endswith(file)
 
 
 # The arguments that say it, by function of `_redistribute` and `_functional_collectives`: 2.11 to 2.15.
-_FILES = (os.path.join("tensor", "_redistribute.py"), "_functional_collectives.py")
-_ARGUMENTS = {
+FILES = (os.path.join("tensor", "_redistribute.py"), "_functional_collectives.py")
+ARGUMENTS = {
     "redistribute_local_tensor": ("current_spec", "target_spec"),
     "all_gather_tensor": ("gather_dim",),
     "all_gather_single": ("gather_dim",),
 }
-FUNCTIONS_WITH_PARTS = frozenset(_ARGUMENTS)
+FUNCTIONS_WITH_PARTS = frozenset(ARGUMENTS)
 
 
 def parts_of(frame: Any) -> tuple[str, ...]:
     """Read from the function of a frame what it says about parts: placements, or a dimension. Nothing gives ()."""
     code = frame.f_code
-    if code.co_name not in _ARGUMENTS or not code.co_filename.endswith(_FILES):
+    if code.co_name not in ARGUMENTS or not code.co_filename.endswith(FILES):
         return ()
     variables = frame.f_locals
-    given = [(name, variables[name]) for name in _ARGUMENTS[code.co_name] if name in variables]
+    given = [(name, variables[name]) for name in ARGUMENTS[code.co_name] if name in variables]
     if sys.version_info < (3, 13):
         variables.clear()  # else this copy would keep tensors alive
     return tuple(str(value.placements) if name.endswith("spec") else f"{name} {value}" for name, value in given)

@@ -6,13 +6,6 @@ from typing import Any
 import torch
 
 
-def tree() -> Any:
-    """The pytree module: `tree_flatten`, `tree_map`, `keystr` (torch 2.1 to 2.15)."""
-    from torch.utils import _pytree
-
-    return _pytree
-
-
 def local_tensor(dtensor: Any) -> torch.Tensor:
     """The local tensor of a DTensor, without the autograd node and the overhead of `to_local` (torch 2.0 to 2.15)."""
     local: torch.Tensor = dtensor._local_tensor
@@ -68,10 +61,15 @@ def reads_values(operation: Any) -> bool:
     return not (operation._schema.is_mutable or operation._opname.endswith("_like"))
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """A unique key of a tensor's storage (torch 2.1 to 2.15)."""
-    key: int = tensor.untyped_storage()._cdata
+def key_of(storage: Any) -> int:
+    """A unique key of a storage while it lives (torch 2.1 to 2.15)."""
+    key: int = storage._cdata
     return key
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A unique key of a tensor's storage while it lives."""
+    return key_of(tensor.untyped_storage())
 
 
 def holders_of_memory(tensor: torch.Tensor) -> int:
@@ -152,6 +150,11 @@ def optimizer_has_hooks(optimizer: torch.optim.Optimizer) -> bool:
     return any(not _is_ours(hook) for registry in hooks for hook in registry.values())
 
 
+def is_wrapped_by_scheduler(step: Any) -> bool:
+    """Whether a learning rate scheduler, and nobody else, has wrapped an optimizer's step (torch 2.5 to 2.15)."""
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
 def gradient_hooks(tensor: torch.Tensor) -> int:
     """The number of hooks of others on a tensor's gradient (torch 2.1 to 2.15)."""
     registries: Any = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
@@ -184,10 +187,3 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Copy each source to its target, in one call (torch 2.1 to 2.15)."""
     if targets:
         torch._foreach_copy_(targets, sources)
-
-
-def dispatch_mode_class() -> type:
-    """`TorchDispatchMode`, the base of modes that see every operation (torch 2.0 to 2.15)."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return TorchDispatchMode

@@ -7,6 +7,8 @@ import errno
 import sys
 from collections.abc import Iterator
 
+from torch_testing_ext._torch.signs import error_texts
+
 
 class Cause(enum.Enum):
     """The cause of an exception, as far as it decides which rank is the culprit, or whether the test runs again."""
@@ -63,10 +65,7 @@ def _cause_of_one(error: BaseException) -> Cause:
         return _CAUSE_BY_ERRNO.get(error.errno, Cause.OWN)
     if isinstance(error, (RuntimeError, OSError)):
         try:
-            text = str(error).strip()
-            first = text.partition("\n")[0]
-            # Of a monitored barrier, the lines below say why a rank did not come.
-            return cause_in(text if "monitoredBarrier" in first else first)
+            return cause_in(error_texts.lines_that_say_why(str(error).strip()))
         except Exception:  # its str() fails
             return Cause.OWN
     return Cause.OWN
@@ -76,8 +75,6 @@ def cause_in(summary: str) -> Cause:
     """Classify an exception of which only the text is known."""
     if "torch" not in sys.modules:
         return Cause.OWN
-    from torch_testing_ext._torch.groups import error_texts
-
     known = {
         Cause.PORT_IN_USE: error_texts.PORT_IN_USE,
         Cause.LOST_PEER: error_texts.LOST_PEER,

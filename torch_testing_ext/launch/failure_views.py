@@ -29,12 +29,13 @@ from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut, warnings_once, without_accidents, without_colours, without_own_number
 from torch_testing_ext._process.source_files import is_library, source_text
 from torch_testing_ext._process.words import MOST_LINES, group_by, grouped
+from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.account_writer import account_of
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.probable_exits import probable_lines_of_exit
-from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, report_of, without_cpp_place
+from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, report_of
 from torch_testing_ext.launch.verdict import Case
 
 _LONGEST_EXAMPLE = 3 * WIDTH

@@ -20,13 +20,14 @@ from torch_testing_ext._process.logs import cut_middle, warnings_once, without_a
 from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.failure_views import Fault, _other_sentences, view_of
 from torch_testing_ext.launch.fault_checks import without_fault, without_recovery
-from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, without_cpp_place
+from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim
 from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 
 LONGEST_OUTPUT = 6_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from torch_testing_ext._collectives.records.raw_records import RawRecord, do_mem
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.fork_host import Exit as Exit
 from torch_testing_ext._process.logs import cut
+from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.launch.accounts import NO_ERROR, RaisedError, RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
 
@@ -126,14 +126,6 @@ class RankReport:
 
 
 _LONGEST = 160  # columns of a summary in a line of a table; the traceback has all of it
-
-
-# The place in a C++ source where an error was raised: longer than the error itself.
-_CPP_PLACE = re.compile(r"\[[^\]\s]+\.(cc|cpp|h|hpp):\d+\] ?")
-
-
-def without_cpp_place(summary: str) -> str:
-    return _CPP_PLACE.sub("", summary)
 
 
 def report_of(rank: int, account: RankAccount, seconds: float = 0.0) -> RankReport:

@@ -60,7 +60,7 @@ accelerators.QUESTIONS["ask_facts"] = lambda: [
 
 
 def _note_first_use():
-    first_use._originals.clear()
+    first_use._replaced.clear()
     first_use.note_first_use()
 
 

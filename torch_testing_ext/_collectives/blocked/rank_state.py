@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Threads of gloo that serve connections and execute collectives, and those of a TCPStore's server. They wake up all the
-# time, or wait with a time-out of the group, or for other ranks: they matter only through the collectives that gloo's
-# complete.
-_SERVING_THREADS = ("gloo_tcp_loop", "pt_gloo_runloop", "pt_tcpstore_uv", "pt_tcpstore")
-# The loop of a connection has no name of its own in torch 2.11: it takes at most 64 events, and waits 10 ms for them.
-_EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}
-_OF_A_LOOP = (64, 10)
+from torch_testing_ext._torch.signs import native_threads
+
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 # FUTEX_WAIT, FUTEX_WAIT_BITSET.
 _FUTEX_WAITS = (0, 9)
@@ -199,15 +194,7 @@ class _Probes:
 
 def _serves(thread: ThreadState | None, machine: str) -> bool:
     """Whether this thread matters only through the collectives which it completes."""
-    if thread is None:
-        return False
-    if thread.name in _SERVING_THREADS:
-        return True
-    number, *arguments = thread.syscall.split() or [""]
-    if number != _EPOLL_WAIT.get(machine) or len(arguments) < 4:
-        return False
-    most_events, milliseconds = int(arguments[2], 16), int(arguments[3], 16)
-    return (most_events, milliseconds) == _OF_A_LOOP
+    return thread is not None and native_threads.serves(thread.name, thread.syscall, machine)
 
 
 def _waits_without_end(thread: ThreadState, machine: str, may_be_timed: bool) -> bool:

@@ -36,7 +36,7 @@ from .issued_calls import (
 # The files of decorators around deprecated functions of torch.distributed, and of its context managers.
 _DECORATORS = ("/typing_extensions.py", "/contextlib.py")
 # The names that torch's C++ has for the types whose names differ in Python.
-_DTYPES = {
+DTYPES = {
     "Byte": "uint8",
     "Char": "int8",
     "Short": "int16",
@@ -248,7 +248,7 @@ def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, r
     # Of a scatter, only the root has inputs.
     side = "output" if kind == "scatter" else "input"
     shapes = tuple(str(list(size)) for size in entry.get(f"{side}_sizes") or ())
-    dtypes = [_DTYPES.get(name, name.lower()) for name in entry.get(f"{side}_dtypes") or ()]
+    dtypes = [DTYPES.get(name, name.lower()) for name in entry.get(f"{side}_dtypes") or ()]
     # There may be fewer types than shapes.
     typed = itertools.zip_longest(shapes, dtypes[: len(shapes)], fillvalue="")
     inputs = tuple(f"{shape} {dtype}".rstrip() for shape, dtype in typed)

@@ -17,7 +17,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.operations import watched_stores, works
 from torch_testing_ext._torch.tensors import replicated_tensors
-from torch_testing_ext.faults import STORE_OPERATIONS, FaultPlan, PlannedFault, Point
+from torch_testing_ext.faults import FaultPlan, PlannedFault, Point
 
 from .sanitizer_kinds import AGAIN
 from .sanitizer_log import LogReader, LogWriter
@@ -64,7 +64,7 @@ class FaultsOfRank:
         self._happened: dict[int, str] = {}
         wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
         if "store" in wheres:
-            watched_stores.watch_stores(self._at_store, STORE_OPERATIONS)
+            watched_stores.watch_stores(self._at_store)
         self._hooks: list[Any] = []
         if "step" in wheres or not plan.faults:
             self._hooks = replicated_tensors.watch_steps(self._before_step, self._after_step)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch import torch_frames, training
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, works
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.tensors import tensor_reads
@@ -146,14 +146,14 @@ class WaitCheck(Check):
         with self._lock:
             buffers = [buffer for entry in self._open.values() for buffer in entry.buffers]
         watched = [buffer for buffer in buffers if buffer.version is not None]
-        untouched = [buffer for buffer in watched if buffer.version == buffer.tensor._version]
+        untouched = [buffer for buffer in watched if buffer.version == training.version_of(buffer.tensor)]
         self._is_issuing = True
         try:
             yield
         finally:
             self._is_issuing = False
             for buffer in untouched:
-                buffer.version = buffer.tensor._version
+                buffer.version = training.version_of(buffer.tensor)
 
     def after_in_thread(
         self,

@@ -4,13 +4,13 @@ This package may be what imports torch, so that no module that does so itself ma
 Those of `_torch` are.
 """
 
-import importlib
 import os
 from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
 
+from torch_testing_ext._torch import replacing
 from torch_testing_ext._torch.devices import accelerator_state, build_options
 
 from . import COUNT, KIND, LIBRARY_FOLDER, refusal
@@ -48,9 +48,7 @@ def register() -> None:
     utils: Any = torch.utils
     utils.rename_privateuse1_backend(KIND)
     # Any extension that is imported later wants this place, by one of these names.
-    others: list[Any] = [utils, importlib.import_module("torch.utils.backend_registration")]
-    for module in others:
-        module.rename_privateuse1_backend = _refuse_other_extension
+    replacing.replace_for_good("other extensions", lambda name, rename: _refuse_other_extension)
     from . import device_module
 
     accelerator_state.register_device_module(KIND, device_module)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
@@ -26,6 +25,7 @@ from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.world_values import RankUses, WaitLog
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits
+from torch_testing_ext._torch.replacing import replace_for_good
 from torch_testing_ext._torch.tensors import tensor_comparison, tensor_reads
 
 # What a rank that does not communicate must not do: the events of Python, in words.
@@ -41,9 +41,6 @@ _REFUSED = {
     "socket.sendmsg": "opens a socket",
     "socket.sendto": "opens a socket",
 }
-
-
-_SYNCHRONIZES = (("cuda", "synchronize"), ("accelerator", "synchronize"), ("xpu", "synchronize"))
 
 
 @dataclass(frozen=True)
@@ -97,11 +94,9 @@ class RankInWorld:
         operation_hook.listen(self._recorder)
         watched_waits.watch_waits(self.uses.waited, None)
         tensor_reads.listen_to_reads(self.uses)
-        for module, name in _SYNCHRONIZES:
-            if hasattr(torch, module):
-                setattr(getattr(torch, module), name, self.uses.synchronize)
-        torch.UntypedStorage.resize_ = self.uses.watched_resize(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
-        torch.Tensor.cpu = self.uses.watched_copy(torch.Tensor.cpu)  # type: ignore[method-assign]
+        replace_for_good("waits for devices in a world", lambda name, wait: self.uses.synchronize)
+        replace_for_good("memory in a world", lambda name, resize: self.uses.watched_resize(resize))
+        replace_for_good("copies in a world", lambda name, copy: self.uses.watched_copy(copy))
         if not judges:
             self.uses.leave_assertions(unittest.TestCase)
             tensor_comparison.wrap_differences(self.uses.without_differences)
@@ -129,7 +124,7 @@ class RankInWorld:
                 text = f"the program makes a world of {asked} ranks, and this one has {self._world_size}"
                 raise NotForWorlds(text, f"fixes its world size to {asked}")
 
-        dist.distributed_c10d.init_process_group = dist.init_process_group = have
+        replace_for_good("start of a world", lambda name, original: have)
 
     def _watch_stores(self) -> None:
         """Let a rank wait in a store for ranks before it, and for no others: these run when it has ended."""
@@ -145,7 +140,7 @@ class RankInWorld:
                     text = f"the program waits {unset}, and the ranks after it run when it has ended"
                     raise NotForWorlds(text, f"waits on rank {self._rank} {unset}")
 
-        def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(method)
             def call(store: Any, keys: Any, *args: Any, **kwargs: Any) -> Any:
                 wait_for(store, [keys] if isinstance(keys, str) else keys)
@@ -153,9 +148,7 @@ class RankInWorld:
 
             return call
 
-        stores: Any = dist
-        for name in ("get", "multi_get", "wait"):
-            setattr(stores.Store, name, waiting(getattr(stores.Store, name)))
+        replace_for_good("waits at stores in a world", waiting)
 
     def _refuse(self) -> None:
         """Refuse what would reach out of the world: it would hang, or do harm."""
@@ -200,15 +193,11 @@ class RankInWorld:
             # Else, torch looks whether the group has gloo.
             "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
         }
-        for name, function in replaced.items():
-            setattr(dist, name, function)
-            setattr(dist.distributed_c10d, name, function)
+        replace_for_good("objects in a world", lambda name, original: replaced[name])
         sys.addaudithook(refuse)
         multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
-        stores: Any = dist
-        stores.TCPStore.__init__ = store
-        for name in ("all_reduce", "all_gather", "broadcast", "reduce", "reduce_scatter", "init_rank", "unique_id"):
-            setattr(torch.cuda.nccl, name, nccl)
+        replace_for_good("sockets in a world", lambda name, original: store)
+        replace_for_good("NCCL in a world", lambda name, original: nccl)
 
 
 class _StoreOfWorld(FakeStore):

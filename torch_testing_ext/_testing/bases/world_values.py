@@ -15,8 +15,8 @@ import torch
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check, inputs_of, outputs_of
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL
-from torch_testing_ext._torch import torch_frames
-from torch_testing_ext._torch.operations import operation_hook, works
+from torch_testing_ext._torch import torch_frames, training
+from torch_testing_ext._torch.operations import operation_hook, tensor_uses, works
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors
@@ -172,12 +172,12 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         return any(kind.__module__.startswith(_DTENSOR) for kind in types)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if func._schema.name == "aten::equal":
+        if tensor_uses.name_of(func) == "aten::equal":
             for tensor in nested_tensors.tensors_in(args):
                 self._read("equal", tensor)
         # Some operations on lists work in place and return nothing.
         made = list(nested_tensors.tensors_in(args if result is None else result))
-        if func.namespace == "_c10d_functional" and func._schema.name.endswith("wait_tensor"):
+        if func.namespace == "_c10d_functional" and tensor_uses.name_of(func).endswith("wait_tensor"):
             number = self._depends.get(_storage(made[0])) if made else None
             if number is not None:
                 self._on_wait_for(number)
@@ -196,12 +196,12 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):  # it has none
             return
         if depends >= 0:
-            self._depends[storage._cdata] = depends
+            self._depends[training.key_of(storage)] = depends
         self._count(storage)
 
     def _count(self, storage: Any) -> None:
         """Count the bytes of a storage, which may have another size than before."""
-        key, size = storage._cdata, storage.nbytes()
+        key, size = training.key_of(storage), storage.nbytes()
         before, reference = self._storages.get(key, (0, None))
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._free(key))
@@ -215,7 +215,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         @functools.wraps(resize)
         def call(storage: Any, size: int) -> Any:
             result = resize(storage, size)
-            if storage._cdata in self._storages:
+            if training.key_of(storage) in self._storages:
                 self._count(storage)
             return result
 
@@ -235,6 +235,6 @@ def _place_here() -> str:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return training.storage_key(tensor)
     except (NotImplementedError, RuntimeError):
         return 0

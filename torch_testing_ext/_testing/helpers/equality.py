@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch.signs import error_texts
 from torch_testing_ext._torch.tensors import tensor_comparison
 
 ItemPath = tuple[Any, ...]
@@ -225,7 +226,7 @@ def _are_dataclasses_to_walk(actual: Any, expected: Any) -> bool:
     try:
         return not isinstance(actual == expected, bool)
     except RuntimeError as error:
-        if "Boolean value of Tensor" not in str(error):
+        if not error_texts.is_of_ambiguous_tensor(error):
             raise
         return True
 

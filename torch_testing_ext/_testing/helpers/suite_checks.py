@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from torch_testing_ext._torch import ddp_parts
+
 from .contexts import changed_environment, within
 
 
 def verify_ddp_error_logged(model_DDP: Any, err_substr: str) -> None:
     """Assert that DDP recorded this error and the iteration in which it occurred."""
-    logged = model_DDP._get_ddp_logging_data()
+    logged = ddp_parts.logged_by_ddp(model_DDP)
     for key in ("iteration", "has_error", "error"):
         if key not in logged:
             raise AssertionError(f"DDP's logging data has no {key!r}: {sorted(logged)}")

@@ -12,6 +12,8 @@ import torch
 from torch_testing_ext._machine import accelerators, cuda
 from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._torch import fsdp_parts
+from torch_testing_ext._torch.devices import cuda_state
+from torch_testing_ext._torch.signs import error_texts
 
 from .parametrized import Decorator as Decorator
 from .skips import bare_or_called, lazy_skip_if, skip_but_pass_in_sandcastle_if, xfail_where
@@ -148,7 +150,7 @@ def xfailIfNoAcceleratorTriton(test_func: Any) -> Any:
         try:
             return test_func(*args, **kwargs)
         except ImportError as error:
-            if "triton" not in str(error).lower():
+            if not error_texts.is_of_missing_triton(error):
                 raise
             raise unittest.SkipTest(f"Triton not available (device={device!r}): {error}") from error
 
@@ -194,7 +196,7 @@ def device_sleep(device: str, cycles: int) -> None:
         for _ in range(cycles):
             pass
     else:
-        torch.get_device_module(device)._sleep(cycles)
+        cuda_state.keep_busy(device, cycles)
 
 
 @functools.cache

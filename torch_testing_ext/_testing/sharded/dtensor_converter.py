@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from torch_testing_ext._torch.tensors import dtensor_parts
+from torch_testing_ext._torch.tensors.pytrees import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 __unittest = True
 # The arguments of a call, by position and by keyword.

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, always_wrap_policy, wrap
 
 from torch_testing_ext._torch import fsdp_parts
@@ -25,7 +25,7 @@ from torch_testing_ext._torch import fsdp_parts
 from .fsdp_devices import DEVICEInitMode, delay, device_type, move_if_now
 
 BEFORE, AFTER = DEVICEInitMode.DEVICE_BEFORE, DEVICEInitMode.DEVICE_AFTER
-HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+HYBRID = fsdp_parts.hybrid_strategies()
 
 
 class FSDPInitMode(Enum):
@@ -302,14 +302,7 @@ class ModuleWithDelay(FSDPTestModel):
         return loss
 
     def run_backward(self, loss: torch.Tensor) -> None:
-        name = fsdp_parts.reduce_scatter_name()
-        reduce_scatter = getattr(dist, name)
-
-        def late(*args: Any, **kwargs: Any) -> Any:
-            delay(self.delay_before_reduction_ms)
-            return reduce_scatter(*args, **kwargs)
-
-        with mock.patch.object(dist, name, late):
+        with fsdp_parts.reduction_preceded_by(lambda: delay(self.delay_before_reduction_ms)):
             self.module.run_backward(loss)
 
     @staticmethod

@@ -17,6 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from torch_testing_ext._torch import fsdp_parts
+
 
 class MLP(nn.Module):
     """Linear layers dim -> dim_multiplier * dim -> dim, each with ReLU; with `with_buffer`, adds a random buffer."""
@@ -64,14 +66,12 @@ class MLPStack(nn.Sequential):
         self, tp_mesh: DeviceMesh, dp_mesh: DeviceMesh, use_activation_checkpointing: bool, **fsdp_kwargs: Any
     ) -> MLPStack:
         """Apply tensor parallelism over `tp_mesh`, then `fully_shard` over `dp_mesh` to each MLP and to the whole."""
-        from torch.distributed._composable import checkpoint  # type: ignore[attr-defined, unused-ignore]
-
         parallelize_module(self, device_mesh=tp_mesh, parallelize_plan=self._plan())
         for module in self:
             if isinstance(module, nn.LayerNorm):
                 continue
             if use_activation_checkpointing:
-                checkpoint(module)
+                fsdp_parts.checkpoint_activations(module)
             fully_shard(module, mesh=dp_mesh, **fsdp_kwargs)
         fully_shard(self, mesh=dp_mesh, **fsdp_kwargs)
         return self

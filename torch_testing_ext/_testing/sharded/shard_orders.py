@@ -49,7 +49,7 @@ def redistribute(
     use_graph_based_transform: bool = True,
 ) -> DTensor:
     """Redistribute to these placements, or if None to those of the shard order, sharded in that order."""
-    before = dtensor_input._spec
+    before = dtensor_parts.spec_of(dtensor_input)
     after = deepcopy(before)
     if placements is None:
         placements = shard_order_to_placement(shard_order, device_mesh)
@@ -59,7 +59,7 @@ def redistribute(
         return dtensor_input
     local = dtensor_parts.redistribute_local(dtensor_input.to_local(), before, after, use_graph_based_transform)
     redistributed = DTensor.from_local(local, device_mesh)
-    redistributed._spec = deepcopy(after)
+    dtensor_parts.set_spec(redistributed, deepcopy(after))
     return redistributed
 
 
@@ -74,7 +74,7 @@ def patched_distribute_tensor(
     if placements is None:
         placements = shard_order_to_placement(shard_order, device_mesh)
     distributed = distribute_tensor(input_tensor, device_mesh, tuple(placements), src_data_rank=src_data_rank)
-    dtensor_parts.take_placements_literally(distributed._spec)
+    dtensor_parts.take_placements_literally(dtensor_parts.spec_of(distributed))
     return redistribute(distributed, device_mesh, tuple(placements), shard_order, use_graph_based_transform)
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from torch_testing_ext._torch.signs import error_texts
 from torch_testing_ext._torch.tensors import dtensor_parts
+from torch_testing_ext._torch.tensors.pytrees import tree_leaves, tree_map
 
 __unittest = True
-# Errors of DTensor for operations, or arguments of them, that it does not support.
-_NOT_SUPPORTED = ("does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor")
 
 
 def validate_sharding_rule_sample(
@@ -68,7 +67,7 @@ def validate_sharding_rule_sample_backward(
         if not _run_backward(op, _replaced((full_args, full_kwargs), placed)):
             return None
     except Exception as error:
-        if any(text in str(error) for text in _NOT_SUPPORTED):
+        if error_texts.is_of_unsupported_dtensor(error):
             return None
         raise
     for tensor, dtensor in zip(whole, placed, strict=True):

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch import replacing
+
 from .accelerator_state import accelerator_is_in_bad_fork, device_modules, initialised_type
 
 
@@ -30,8 +32,14 @@ def describing_device(capability: tuple[int, ...], arch: str) -> Iterator[None]:
             gcnArchName=arch, major=capability[0], minor=capability[1]
         ),
     }
-    with mock.patch.multiple(torch.cuda, **answers), mock.patch.dict(interface.caching_worker_device_properties):
+    told = replacing.replaced("questions about a device", lambda name, _: answers[name])
+    with told, mock.patch.dict(interface.caching_worker_device_properties):
         yield
+
+
+def keep_busy(device: str, cycles: int) -> None:
+    """Keep the current stream of a device busy for about so many cycles. `torch.cuda._sleep`: 2.11 to 2.15."""
+    torch.get_device_module(device)._sleep(cycles)
 
 
 def caching_allocator_is_enabled() -> bool:
@@ -94,22 +102,14 @@ def fold_device_numbers(count: int, kind: str) -> None:
     which torch's DeviceMesh calls with the number of the rank, and `device_index`, and `cuda()` of tensors and modules.
     A `torch.device` with a larger number remains an error of torch where a tensor is made on it.
     """
-    module: Any = torch.get_device_module(kind)
-    accelerator: Any = torch.accelerator
-    if getattr(accelerator.set_device_index, "folds", False):
+    if getattr(torch.accelerator.set_device_index, "folds", False):
         return  # a process that is a rank in several tests
-    for owner, name in ((module, "set_device"), (accelerator, "set_device_index")):
-        if hasattr(owner, name):
-            setattr(owner, name, _folding(getattr(owner, name), count))
-    # `device` and `device_index` are classes, since torch 2.9 both.
-    contexts = (getattr(module, "device", None), getattr(accelerator, "device_index", None))
-    for cls, name in (*((context, "__init__") for context in contexts if context), (torch.Tensor, kind)):
-        if hasattr(cls, name):
-            setattr(cls, name, _folding(getattr(cls, name), count, place=1))
+    replacing.replace_for_good("numbers of devices", lambda name, select: _folding(name, select, count), [kind])
 
 
-def _folding(select: Any, count: int, place: int = 0) -> Any:
-    """The function, with another device. `place`: of the device among its arguments."""
+def _folding(name: str, select: Any, count: int) -> Any:
+    """The function, with another device, which comes after `self` in the methods of contexts and tensors."""
+    place = 0 if name.startswith("set_") else 1
 
     @functools.wraps(select)
     def selecting(*args: Any, **kwargs: Any) -> Any:

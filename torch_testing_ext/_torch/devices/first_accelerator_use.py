@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch.replacing import Replacement
 from torch_testing_ext._torch.torch_frames import program_places
 
 from .accelerator_state import accelerator_is_initialised, device_modules
@@ -28,49 +29,47 @@ _ENTRANCES = {
     "_xpu_init": "XPU is initialised",
     "_xpu_getDeviceCount": "the driver of XPU is asked for its devices",
 }
-# The second is for people; it may be the first by another name.
-_OF_OTHERS = ("_lazy_init", "init")
 # Counts devices in another process; `_machine.accelerators` sets it.
 count_elsewhere: Callable[[], int] | None = None
 _noted: str | None = None
-# What was replaced: the module, its attribute, and what that was.
-_originals: list[tuple[Any, str, Any]] = []
+_replaced: list[Replacement] = []  # until the first use
 
 
 def note_first_use() -> None:
     """Note the first line that uses an accelerator, if none has yet."""
     global _noted
-    if _originals or _noted is not None:
+    if _replaced or _noted is not None:
         return
     if accelerator_is_initialised():
         _noted = "an accelerator was initialised before torch_testing_ext was imported"
         return
-    for name, what in _ENTRANCES.items():
-        _watch(torch._C, name, what)
-    for kind, module in device_modules().items():
-        _watch_module(kind, module)
-    # An extension may be imported later. `torch._register_device_module`: 2.11 to 2.15.
-    register: Any = torch._register_device_module
+    _replaced.append(Replacement("first use of CUDA or XPU", lambda name, use: _entrance(name, use, _ENTRANCES[name])))
+    for kind in device_modules():
+        _watch(kind)
+    # An extension may be imported later.
+    _replaced.append(Replacement("other accelerators", _registering))
 
+
+def _registering(_: str, register: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
     @functools.wraps(register)
     def registering(device_type: str, module: Any) -> None:
         register(device_type, module)
-        _watch_module(device_type, module)
+        _watch(device_type)
 
-    _replace(torch, "_register_device_module", registering)
+    return registering
 
 
-def _watch_module(kind: str, module: Any) -> None:
+def _watch(kind: str) -> None:
+    """Have the first use of these accelerators noted, unless C++ starts them by an entrance."""
     if kind not in ("cuda", "xpu"):
-        for name in _OF_OTHERS:
-            _watch(module, name, f"{kind} is initialised")
+        what = f"{kind} is initialised"
+        _replaced.append(
+            Replacement("first use of other accelerators", lambda name, use: _entrance(name, use, what), [kind])
+        )
 
 
-def _watch(module: Any, name: str, what: str) -> None:
-    """Have the first call of a function noted, if the module has it."""
-    original = getattr(module, name, None)
-    if original is None:
-        return
+def _entrance(name: str, original: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """A function whose first call is noted."""
 
     @functools.wraps(original)
     def entrance(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +78,7 @@ def _watch(module: Any, name: str, what: str) -> None:
         _note(what, sys._getframe(1))
         return original(*args, **kwargs)
 
-    _replace(module, name, entrance)
+    return entrance
 
 
 def _is_mig(mask: str) -> bool:
@@ -87,16 +86,10 @@ def _is_mig(mask: str) -> bool:
     return mask.startswith("MIG-")
 
 
-def _replace(module: Any, name: str, new: Any) -> None:
-    _originals.append((module, name, getattr(module, name)))
-    setattr(module, name, new)
-
-
 def stop_noting() -> None:
     """Put the functions of torch back. Ranks have nothing to note: nobody forks them."""
-    while _originals:
-        module, name, original = _originals.pop()
-        setattr(module, name, original)
+    while _replaced:
+        _replaced.pop().undo()
 
 
 def first_use() -> str | None:

@@ -8,7 +8,6 @@ Others may take each of the modules.
     flight_recorder    torch's record of collectives
     gloo_messages      our record of gloo's sends and receives
     collective_errors  errors of collectives
-    error_texts        texts of errors that say why
     dataless_groups    groups that do not communicate
     thread_worlds      a world of groups for each thread
 """

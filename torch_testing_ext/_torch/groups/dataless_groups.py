@@ -1,8 +1,9 @@
 """Process groups that do not communicate."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
+
+from . import group_creation
 
 
 def fake_process_group() -> Any:
@@ -40,20 +41,14 @@ def options_of_alike_ranks() -> Any:
 def make_groups_fake(on_made: Callable[[], None]) -> None:
     """From now on, let each group that this process makes have the fake backend, whatever was asked for.
 
-    Its operations are not put together, as those of gloo are not. `_new_process_group_helper`: all versions.
+    Its operations are not put together, as those of gloo are not.
     """
-    import torch.distributed as dist
 
-    c10d: Any = dist.distributed_c10d
-    create = c10d._new_process_group_helper
-    signature = inspect.signature(create)
-
-    def create_fake(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments.update(backend="fake", backend_options=options_of_alike_ranks())
-        made = create(*bound.args, **bound.kwargs)
+    def create_fake(arguments: dict[str, Any], create: Callable[[], Any]) -> Any:
+        arguments.update(backend="fake", backend_options=options_of_alike_ranks())
+        made = create()
         on_made()
         return made
 
     fake_process_group().supports_coalescing = False
-    c10d._new_process_group_helper = create_fake
+    group_creation.take_part(create_fake)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch import replacing
 from torch_testing_ext._torch.torch_frames import program_places
 
 from .collective_errors import has_lost_peer, note_error
@@ -24,7 +25,7 @@ _now = time.time_ns
 RECORDED_BY_GLOO = ("gloo", "fakeccl")
 _MOST_MESSAGES = 40_000
 # The methods of a group, with the kind of message and the names of their arguments: 2.11 to 2.15.
-_METHODS_OF_MESSAGES = {
+METHODS_OF_MESSAGES = {
     "send": ("send", ("tensors", "dstRank", "tag")),
     "recv": ("recv", ("tensors", "srcRank", "tag")),
     "recv_anysource": ("recv", ("tensors", "tag")),
@@ -145,12 +146,18 @@ def _is_through_gloo(group: Any, number: int, tensors: Sequence[Any]) -> bool:
 
 
 @functools.cache
-def watch_messages(kind: Any) -> None:
+def watch_messages() -> None:
     """Note the sends and receives of groups, and errors of the barrier whose function does not log them."""
-    for name, (direction, parameters) in _METHODS_OF_MESSAGES.items():
-        setattr(kind, name, _noted_method(getattr(kind, name), direction, parameters))
-    barrier = kind.monitored_barrier
+    replacing.replace_for_good("messages", _noted_method)
 
+
+def _noted_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "monitored_barrier":
+        return _noted_barrier(method)
+    return _noted_message(method, *METHODS_OF_MESSAGES[name])
+
+
+def _noted_barrier(barrier: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(barrier)
     def monitored_barrier(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -159,10 +166,10 @@ def watch_messages(kind: Any) -> None:
             note_error()
             raise
 
-    kind.monitored_barrier = _not_compiled(monitored_barrier)
+    return _not_compiled(monitored_barrier)
 
 
-def _noted_method(method: Callable[..., Any], kind: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+def _noted_message(method: Callable[..., Any], kind: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(parameters, args, strict=False)) | kwargs

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torch_testing_ext._torch import replacing
+
 
 def made_groups_before() -> bool:
     """Whether this process, or one that it was forked from, has ever made a process group of gloo or NCCL.
@@ -31,9 +33,7 @@ def wait_without_end() -> None:
 
     `_get_default_timeout`, all versions.
     """
-    import torch.distributed as dist
-
-    dist.distributed_c10d._get_default_timeout = lambda backend: timedelta(days=1)
+    replacing.replace_for_good("time-outs of groups", lambda name, original: lambda backend: timedelta(days=1))
 
 
 def abort_process_groups() -> None:

@@ -57,5 +57,6 @@ def one_sharding_at_a_time() -> Iterator[None]:
     if not hasattr(getattr(module, "ShardingPropagator", None), "_fake_mode_lock"):
         yield
         return
+    # A lock, and no function.
     with mock.patch.object(module.ShardingPropagator, "_fake_mode_lock", threading.Lock()):
         yield

@@ -1,7 +1,6 @@
 """The watch on process groups: each is noted when it is made, with its messages and errors."""
 
 import functools
-import inspect
 import math
 import os
 import time
@@ -10,6 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+from torch_testing_ext._torch import replacing
+
+from . import group_creation
 from .collective_errors import forget_errors, watch_errors
 from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
 from .gloo_messages import through_gloo, watch_messages
@@ -37,41 +39,33 @@ def watch_process_groups(
 
     `is_of_lost_peer`: does an error say that another rank has ended?
 
-    `_new_process_group_helper` and `_c10d_logger`: all versions. Tests may have imported the public functions by name,
-    so this one is wrapped, which torch looks up in its module.
+    `distributed_c10d._world`: 2.11 to 2.15.
     """
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
-    create = c10d._new_process_group_helper
-    signature = inspect.signature(create)
 
-    # Whoever wraps it once more reads its parameters.
-    @functools.wraps(create)
-    def create_watched(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
+    def create_watched(arguments: dict[str, Any], create: Callable[[], Any]) -> Any:
         began = _now()
         nan_check = _nan_check(str(arguments.get("backend", "")))
         with creating(str(arguments["group_name"])), nan_check, _noted_as_in_creation(arguments, began):
-            made = create(*args, **kwargs)
-        if made[0] is not c10d.GroupMember.NON_GROUP_MEMBER:
-            numbers_of_groups[made[0]] = len(noted_groups)
-            backend = str(c10d._world.pg_map.get(made[0], ("",))[0])
+            made = create()
+        group = group_creation.group_of_member(made)
+        if group is not None:
+            numbers_of_groups[group] = len(noted_groups)
+            backend = str(c10d._world.pg_map.get(group, ("",))[0])
             noted_groups.append(_described(arguments, backend, began))
-            use_recorders(backends_of(made[0], backend))
+            use_recorders(backends_of(group, backend))
         return made
 
-    c10d._new_process_group_helper = create_watched
-    _watch_reconfigure(c10d.ProcessGroup)
-    watch_messages(c10d.ProcessGroup)
+    group_creation.take_part(create_watched)
+    replacing.replace_for_good("new members of groups", _watched_reconfigure)
+    watch_messages()
     watch_errors(is_of_lost_peer)
 
 
-def _watch_reconfigure(kind: Any) -> None:
+def _watched_reconfigure(_: str, reconfigure: Callable[..., Any]) -> Callable[..., Any]:
     """Note the new members of a group that is reconfigured. `ProcessGroup.reconfigure`: 2.15."""
-    reconfigure = getattr(kind, "reconfigure", None)
-    if reconfigure is None:
-        return
 
     @functools.wraps(reconfigure)
     def reconfigure_watched(group: Any, options: Any) -> Any:
@@ -86,7 +80,7 @@ def _watch_reconfigure(kind: Any) -> None:
             noted_groups.append(replace(known, world=str(options.uuid), is_reconfigured=True))
         return work
 
-    kind.reconfigure = reconfigure_watched
+    return reconfigure_watched
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Listener(Protocol):
 _IN_PLACE = {"group": 1, "inputs": 0, "outputs": 0}
 _OUT_OF_PLACE = {"group": 2, "inputs": 1, "outputs": 0}
 _REDUCED = {**_OUT_OF_PLACE, "op": 3, "timeout": 5}
-_KNOWN: dict[str, dict[str, Any]] = {
+KNOWN: dict[str, dict[str, Any]] = {
     "allreduce_": {"kind": "all_reduce", **_IN_PLACE, "op": 2, "timeout": 5},
     "allreduce_coalesced_": {"kind": "all_reduce_coalesced", **_IN_PLACE, "op": 2, "timeout": 4},
     "broadcast_": {"kind": "broadcast", **_IN_PLACE, "root": 2, "timeout": 5},
@@ -101,8 +101,8 @@ def _specs() -> list[OpSpec]:
             continue
         name = schema.name.partition("::")[2]
         groups = [at for at, argument in enumerate(schema.arguments) if "c10d.ProcessGroup" in str(argument.type)]
-        if name in _KNOWN:
-            found.append(OpSpec(name, **_KNOWN[name]))
+        if name in KNOWN:
+            found.append(OpSpec(name, **KNOWN[name]))
         elif groups:
             found.append(OpSpec(name, name.strip("_"), groups[0]))
     return found
@@ -189,7 +189,7 @@ def group_of(spec: OpSpec, args: tuple[Any, ...]) -> Any:
     return _unbox_group()(args[spec.group])
 
 
-_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 
 def reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
@@ -213,7 +213,7 @@ def latest_reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
 def name_of_reduce_op(number: int | None) -> str | None:
     if number is None:
         return None
-    return _REDUCE_OPS[number] if number < len(_REDUCE_OPS) else f"reduce operation {number}"
+    return REDUCE_OPS[number] if number < len(REDUCE_OPS) else f"reduce operation {number}"
 
 
 def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:

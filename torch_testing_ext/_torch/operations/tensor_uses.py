@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_testing_ext._torch.tensors import pytrees
 
 
 class TensorUses(TorchDispatchMode):
@@ -34,7 +35,7 @@ class TensorUses(TorchDispatchMode):
             for at, argument in enumerate(func._schema.arguments):
                 is_written = argument.alias_info is not None and argument.alias_info.is_write
                 value = args[at] if at < len(args) else kwargs.get(argument.name)
-                tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+                tensors = (leaf for leaf in pytrees.tree_leaves(value) if isinstance(leaf, torch.Tensor))
                 (written if is_written else read).extend(tensors)
             self._on_use(str(func).removesuffix(".default"), read, written)
         result = func(*args, **kwargs)
@@ -63,6 +64,11 @@ def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: A
 
 
 TensorUses.__torch_dispatch__ = _dispatch  # type: ignore[assignment, method-assign]
+
+
+def name_of(func: Any) -> str:
+    """The name of an operation that a mode sees, such as "aten::equal". `_schema`: 2.11 to 2.15."""
+    return str(func._schema.name)
 
 
 @functools.cache

@@ -10,16 +10,15 @@ from typing import Any, Protocol
 
 import torch
 
-# Methods by which a caller of `Work` learns that it is complete, or leaves that to others.
-_WAITS = ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")
-# Those after which it is complete, on a CPU.
+from torch_testing_ext._torch.replacing import Replacement
+
+# The methods after which a work is complete, on a CPU.
 _ENDS = ("wait", "is_completed")
 _on_wait: Callable[[Any], None] | None = None
 _on_waited: Callable[[Any, bool], None] | None = None
 _on_error: Callable[[], None] | None = None
 _futures: FutureListener | None = None
-_original_waits: dict[tuple[Any, str], Any] = {}  # while they are replaced
-_USES_OF_FUTURES = ("add_done_callback", "done", "then", "value", "wait")
+_replaced: list[Replacement] = []  # while somebody listens
 _COMPUTING = (torch, torch.Tensor, torch.futures.Future)  # whose functions tell nobody that something is complete
 _waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
 
@@ -52,26 +51,18 @@ def watch_waits(
     global _on_wait, _on_waited, _on_error, _futures
     _on_wait, _on_waited, _on_error, _futures = on_wait, on_waited, on_error, futures
     if on_wait is None:
-        for (owner, name), method in _original_waits.items():
-            setattr(owner, name, method)
-        _original_waits.clear()
-    elif not _original_waits:
-        work: Any = torch._C._distributed_c10d.Work
-        for name in _WAITS:
-            _replace(work, name, functools.partial(_watched, name))
+        while _replaced:
+            _replaced.pop().undo()
+    elif not _replaced:
+        _replaced.append(Replacement("waits for works", _watched))
         if futures is not None:
-            for name in _USES_OF_FUTURES:
-                _replace(torch._C.Future, name, functools.partial(_watched_use, name))
-            _replace(torch._C, "_collect_all", _watched_collection)
-
-
-def _replace(owner: Any, name: str, watched: Callable[[Any], Any]) -> None:
-    if name in vars(owner):
-        _original_waits[owner, name] = vars(owner)[name]  # what getattr gives would not bind self again
-        setattr(owner, name, watched(getattr(owner, name)))
+            _replaced.append(Replacement("uses of futures", _watched_use))
 
 
 def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    if name == "_collect_all":
+        return _watched_collection(method)
+
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_chained = name == "then" and len(args) == 1 and _only_computes(args[0])

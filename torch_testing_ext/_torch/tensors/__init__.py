@@ -7,6 +7,7 @@ Others may take each of the modules.
     tensor_reads        reads that no dispatch mode sees
     tensor_values       values that are not finite
     nested_tensors      tensors in lists, tuples and dicts
+    pytrees             torch's trees of containers
     dtensor_parts       DTensors
     replicated_tensors  tensors that all ranks of a group hold alike
 """

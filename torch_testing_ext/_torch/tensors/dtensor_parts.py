@@ -86,6 +86,16 @@ def redistribute_local(local: Any, before: Any, after: Any, use_graph_based_tran
     return redistribute_local_tensor(local, before, after, use_graph_based_transform=use_graph_based_transform)
 
 
+def spec_of(dtensor: Any) -> Any:
+    """Return the mesh, the placements and the shape of a DTensor. `DTensor._spec`: 2.11 to 2.15."""
+    return dtensor._spec
+
+
+def set_spec(dtensor: Any, spec: Any) -> None:
+    """Let the local tensor of a DTensor be read by this spec from now on."""
+    dtensor._spec = spec
+
+
 def take_placements_literally(spec: Any) -> None:
     """Stop a spec from reading strided shards as a shard order. `DTensorSpec`, at least until 2.15."""
     spec.use_strided_shard_as_shard_order = False

@@ -5,11 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-# All of 2.11 to 2.15, here or in a base class.
-_METHODS = (
-    *("__array__", "__bool__", "__float__", "__format__", "__int__", "__reduce_ex__", "__repr__"),
-    *("item", "numpy", "tolist"),
-)
+from torch_testing_ext._torch.replacing import Replacement
 
 
 class ReadListener(Protocol):
@@ -23,25 +19,21 @@ class ReadListener(Protocol):
 
 
 _listeners: list[ReadListener] = []
-_replaced: dict[str, Any] = {}  # the attributes that `torch.Tensor` had itself; None for one of its base
+_replaced: list[Replacement] = []  # while somebody listens
 
 
 def listen_to_reads(listener: ReadListener) -> None:
     """Tell a listener of all reads from now on. Only while somebody listens are the methods of tensors others."""
     _listeners.append(listener)
     if len(_listeners) == 1:
-        for name in (*_METHODS, "data"):
-            _replaced[name] = vars(torch.Tensor).get(name)
-            setattr(torch.Tensor, name, _watched(name, getattr(torch.Tensor, name)))
+        _replaced.append(Replacement("reads of tensors", _watched))
 
 
 def stop_listening_to_reads(listener: ReadListener) -> None:
     """Tell it no more."""
     _listeners.remove(listener)
     if not _listeners:
-        for name, method in _replaced.items():
-            delattr(torch.Tensor, name) if method is None else setattr(torch.Tensor, name, method)
-        _replaced.clear()
+        _replaced.pop().undo()
 
 
 @functools.cache  # each asynchronous collective listens

@@ -44,6 +44,13 @@ def correct_aliasing(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     return out if func is cond_op else correct(func, args, kwargs, out)
 
 
+def dispatch_mode_class() -> type:
+    """Return the base of modes that see every operation. `TorchDispatchMode`: 2.11 to 2.15."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return TorchDispatchMode
+
+
 def is_tensor_constructor(func: Any) -> bool:
     """Whether the operation makes a tensor from none. `fake_tensor._is_tensor_constructor`: 2.11 to 2.15."""
     from torch._subclasses import fake_tensor

@@ -1,0 +1,344 @@
+"""The functions of torch that are replaced while something watches them, and who has replaced them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch_testing_ext._torch.torch_frames import is_of_program, is_of_torch
+
+# Makes the new function from its name and the one that is there.
+Make = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """Functions that are replaced together.
+
+    `functions`: their names by owner, with `{device}` for a type of accelerators. `since`: the first release that has
+    them; an older one, or one that is built without, goes without. `lasts`: until the process ends.
+    """
+
+    why: str
+    functions: Mapping[str, tuple[str, ...]]
+    since: str = "2.11"
+    lasts: bool = False
+
+
+_C10D = "torch.distributed.distributed_c10d"
+_OBJECTS = ("broadcast_object_list", "monitored_barrier", "recv_object_list", "scatter_object_list")
+_OF_STORES = (
+    *("add", "append", "check", "compare_set", "delete_key", "get", "multi_get", "multi_set", "num_keys"),
+    *("queue_len", "queue_pop", "queue_push", "set", "wait"),
+)
+_NCCL = ("all_gather", "all_reduce", "broadcast", "init_rank", "reduce", "reduce_scatter", "unique_id")
+
+# All that this package replaces.
+TABLE: Mapping[str, Purpose] = {
+    "creation of groups": Purpose(
+        # Tests may have imported the public functions by name; torch looks this one up in its module.
+        "notes the groups of a process, and makes those of whole worlds without communication",
+        {_C10D: ("_new_process_group_helper",)},
+        lasts=True,
+    ),
+    "new members of groups": Purpose(
+        "notes who belongs to a group", {"torch.distributed.ProcessGroup": ("reconfigure",)}, "2.15", lasts=True
+    ),
+    "messages": Purpose(
+        "notes sends, receives and barriers, which gloo's recorder leaves out",
+        {"torch.distributed.ProcessGroup": ("send", "recv", "recv_anysource", "monitored_barrier")},
+        lasts=True,
+    ),
+    "time-outs of groups": Purpose(
+        "waits for a rank that is being debugged", {_C10D: ("_get_default_timeout",)}, lasts=True
+    ),
+    "waits for works": Purpose(
+        "hears who waits for a collective",
+        {"torch.distributed.Work": ("wait", "synchronize", "get_future", "block_current_stream", "is_completed")},
+    ),
+    "uses of futures": Purpose(
+        "hears who waits for the future of a collective",
+        {"torch._C.Future": ("add_done_callback", "done", "then", "value", "wait"), "torch._C": ("_collect_all",)},
+    ),
+    "calls of stores": Purpose("reaches planned faults at a store", {"torch.distributed.Store": _OF_STORES}),
+    "reads of tensors": Purpose(
+        "hears of reads that no dispatch mode sees",
+        {
+            "torch.Tensor": (
+                *("__array__", "__bool__", "__float__", "__format__", "__int__", "__reduce_ex__", "__repr__"),
+                *("data", "item", "numpy", "tolist"),
+            )
+        },
+    ),
+    "differences of tensors": Purpose(
+        "leaves values out that a whole world does not know",
+        {"torch.testing._comparison": ("not_close_error_metas",)},
+        lasts=True,
+    ),
+    "first use of CUDA or XPU": Purpose(
+        "notes the line after which it is not safe to fork",
+        {"torch._C": ("_cuda_init", "_cuda_getDeviceCount", "_xpu_init", "_xpu_getDeviceCount")},
+    ),
+    "other accelerators": Purpose(
+        "watches those of an extension that is imported later", {"torch": ("_register_device_module",)}
+    ),
+    "first use of other accelerators": Purpose(
+        # The second is for people; it may be the first by another name.
+        "notes the line after which it is not safe to fork",
+        {"torch.{device}": ("_lazy_init", "init")},
+    ),
+    "numbers of devices": Purpose(
+        "lets ranks that share devices name them by their own numbers",
+        {
+            "torch.{device}": ("set_device",),
+            "torch.{device}.device": ("__init__",),
+            "torch.accelerator": ("set_device_index",),
+            "torch.accelerator.device_index": ("__init__",),
+            "torch.Tensor": ("{device}",),
+        },
+        lasts=True,
+    ),
+    "questions about a device": Purpose(
+        "answers for a device that this process does not initialise",
+        {"torch.cuda": ("current_device", "get_device_capability", "get_device_properties")},
+    ),
+    "other extensions": Purpose(
+        "refuses an extension beside the fake accelerator",
+        {
+            "torch.utils": ("rename_privateuse1_backend",),
+            "torch.utils.backend_registration": ("rename_privateuse1_backend",),
+        },
+        lasts=True,
+    ),
+    "parameters that FSDP frees": Purpose(
+        "acts before FSDP1 frees unsharded parameters", {"torch.distributed.fsdp._runtime_utils": ("_reshard",)}
+    ),
+    "reductions of FSDP": Purpose(
+        "delays a reduction, for a model of PyTorch's tests",
+        {"torch.distributed": ("reduce_scatter_single", "reduce_scatter_tensor")},
+    ),
+    "start of a world": Purpose(
+        "has the default group of a whole world be there already",
+        dict.fromkeys(("torch.distributed", _C10D), ("init_process_group",)),
+        lasts=True,
+    ),
+    "objects in a world": Purpose(
+        "refuses what waits for another rank of a whole world",
+        dict.fromkeys(("torch.distributed", _C10D), _OBJECTS),
+        lasts=True,
+    ),
+    "waits at stores in a world": Purpose(
+        "waits for the ranks before this one of a whole world, and no others",
+        {"torch.distributed.Store": ("get", "multi_get", "wait")},
+        lasts=True,
+    ),
+    "sockets in a world": Purpose(
+        "refuses sockets in a whole world", {"torch.distributed.TCPStore": ("__init__",)}, lasts=True
+    ),
+    "NCCL in a world": Purpose("refuses NCCL in a whole world", {"torch.cuda.nccl": _NCCL}, lasts=True),
+    "waits for devices in a world": Purpose(
+        "hears who waits for all operations of a whole world",
+        {f"torch.{name}": ("synchronize",) for name in ("cuda", "accelerator", "xpu")},
+        lasts=True,
+    ),
+    "memory in a world": Purpose(
+        "counts what FSDP frees in a whole world", {"torch.UntypedStorage": ("resize_",)}, lasts=True
+    ),
+    "copies in a world": Purpose(
+        "hears of values that go to the host in a whole world", {"torch.Tensor": ("cpu",)}, lasts=True
+    ),
+}
+
+_MISSING: Any = object()
+
+
+class _Layer:
+    """A function that is replaced. `below`: what the owner had itself, if anything."""
+
+    __slots__ = ("below", "make", "name", "owner", "purpose", "value")
+
+    def __init__(self, purpose: str, owner: Any, name: str, make: Make):
+        self.purpose = purpose
+        self.owner = owner
+        self.name = name
+        self.make = make
+        self.put()
+
+    def put(self) -> None:
+        """Replace what is there now."""
+        self.below = vars(self.owner).get(self.name, _MISSING)
+        # What `vars` gives would not bind self again.
+        self.value = self.make(self.name, getattr(self.owner, self.name))
+        setattr(self.owner, self.name, self.value)
+
+    @property
+    def is_on_top(self) -> bool:
+        return vars(self.owner).get(self.name, _MISSING) is self.value
+
+
+# By owner, which a layer keeps alive, and name: the replacements from the innermost to the outermost.
+_layers: dict[tuple[int, str], list[_Layer]] = {}
+
+
+class Replacement:
+    """Functions that are replaced until `undo` is called."""
+
+    def __init__(self, purpose: str, make: Make, devices: Sequence[str] = ()):
+        self._own: list[_Layer] = []
+        for owner, name in functions_of(purpose, devices):
+            layer = _Layer(purpose, owner, name, make)
+            _layers.setdefault((id(owner), name), []).append(layer)
+            self._own.append(layer)
+
+    def undo(self) -> None:
+        """Put back what was there, the last function first. Replacements since then, which others need, stay."""
+        while self._own:
+            _remove(self._own.pop())
+
+
+def _remove(layer: _Layer) -> None:
+    key = id(layer.owner), layer.name
+    stack = _layers[key]
+    at = stack.index(layer)
+    if layer.is_on_top:
+        _put_back(layer)
+    elif stack[-1].is_on_top and all(upper.below is lower.value for lower, upper in itertools.pairwise(stack[at:])):
+        _put_back(layer)
+        for upper in stack[at + 1 :]:
+            upper.put()
+    # Else somebody else has replaced it since then, and calls ours, which hears of nothing any more.
+    del stack[at]
+    if not stack:
+        del _layers[key]
+
+
+def _put_back(layer: _Layer) -> None:
+    if layer.below is _MISSING:
+        delattr(layer.owner, layer.name)
+    else:
+        setattr(layer.owner, layer.name, layer.below)
+
+
+@contextmanager
+def replaced(purpose: str, make: Make, devices: Sequence[str] = ()) -> Iterator[None]:
+    """Within this context, the functions of a purpose in `TABLE` are those that `make` returns."""
+    replacement = Replacement(purpose, make, devices)
+    try:
+        yield
+    finally:
+        replacement.undo()
+
+
+def replace_for_good(purpose: str, make: Make, devices: Sequence[str] = ()) -> None:
+    """Replace the functions of a purpose until the process ends."""
+    assert TABLE[purpose].lasts, purpose
+    Replacement(purpose, make, devices)
+
+
+def functions_of(purpose: str, devices: Sequence[str] = ()) -> Iterator[tuple[Any, str]]:
+    """The functions of a purpose that this torch has: their owners, and their names there."""
+    for owner, name in _candidates(purpose, devices) if devices else _without_devices(purpose):
+        if hasattr(owner, name):
+            yield owner, name
+
+
+@functools.cache  # a collective replaces functions, which must be quick
+def _without_devices(purpose: str) -> list[tuple[Any, str]]:
+    return list(_candidates(purpose))
+
+
+def _candidates(purpose: str, devices: Sequence[str] = ()) -> Iterator[tuple[Any, str]]:
+    for dotted, names in TABLE[purpose].functions.items():
+        is_by_device = "{device}" in f"{dotted}{names}"
+        for device in devices if is_by_device else ("",):
+            owner = _owner(dotted.format(device=device))
+            if owner is not None:
+                yield from ((owner, name.format(device=device)) for name in names)
+
+
+def _owner(dotted: str) -> Any:
+    """A module, or a class in one; None where this torch has no such thing."""
+    module, *rest = dotted.split(".")
+    found: Any = sys.modules.get(module) or importlib.import_module(module)
+    for name in rest:
+        module = f"{module}.{name}"
+        if not hasattr(found, name):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError:
+                return None
+        found = getattr(found, name)
+    return found
+
+
+@dataclass(frozen=True)
+class ReplacedFunction:
+    """A function of torch that somebody has replaced. `by`: who, the outermost first."""
+
+    name: str
+    by: tuple[str, ...]
+    is_by_program: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {', '.join(self.by)}"
+
+
+# Where programs replace functions.
+_OWNERS = (
+    *("torch", "torch.Tensor", "torch.nn.Module", "torch.optim.Optimizer", "torch.autograd", "torch.cuda"),
+    *(
+        "torch.distributed",
+        _C10D,
+        "torch.distributed.ProcessGroup",
+        "torch.distributed.Work",
+        "torch.distributed.Store",
+    ),
+)
+
+
+def who_has_replaced_what() -> list[ReplacedFunction]:
+    """The functions of torch that are replaced in this process, by this package or by the program."""
+    if "torch.distributed" not in sys.modules:
+        return []
+    seen: dict[tuple[int, str], str] = {}
+    for dotted in _OWNERS:
+        owner = _owner(dotted)
+        for name, value in vars(owner).items() if owner is not None else ():
+            if (id(owner), name) in _layers or _is_of_program(value):
+                seen[id(owner), name] = f"{dotted}.{name}"
+    for key, stack in _layers.items():
+        seen.setdefault(key, f"{_name_of(stack[0].owner)}.{stack[0].name}")
+    owners = {id(_owner(dotted)): _owner(dotted) for dotted in _OWNERS}
+    owners |= {key: stack[0].owner for (key, _), stack in _layers.items()}
+    return [_described(text, owners[key[0]], key) for key, text in seen.items()]
+
+
+def _described(text: str, owner: Any, key: tuple[int, str]) -> ReplacedFunction:
+    value = vars(owner).get(key[1])
+    purposes = [f"torch_testing_ext {TABLE[layer.purpose].why}" for layer in reversed(_layers.get(key, []))]
+    places = [_place_of(value)] if _is_of_program(value) else []
+    return ReplacedFunction(text, (*places, *purposes), bool(places))
+
+
+def _name_of(owner: Any) -> str:
+    module = getattr(owner, "__module__", None)
+    return owner.__name__ if module is None else f"{module}.{owner.__qualname__}"
+
+
+def _is_of_program(value: Any) -> bool:
+    """Whether an attribute of torch is a function of the program, or one of its pretended objects."""
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        return is_of_program(code.co_filename) and not is_of_torch(code.co_filename)
+    return type(value).__module__ == "unittest.mock"
+
+
+def _place_of(value: Any) -> str:
+    code = getattr(value, "__code__", None)
+    return "a mock" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
