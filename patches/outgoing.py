@@ -37,6 +37,7 @@ sys.path.append(str(Path(__file__).parents[1] / "docs" / "tools"))
 
 # isort: split
 import checkout_git
+import hardware_rules
 import kit_names
 import libcst as cst
 import patch_series
@@ -82,6 +83,7 @@ class OutgoingFile:
     source: bytes
     refused: tuple[Refusal, ...]
     lost: tuple[str, ...]  # lines of the checkout's header that it lacks
+    broken: tuple[str, ...]  # rules of the checkout's linter that it breaks
     notes: tuple[str, ...]
 
 
@@ -100,7 +102,8 @@ def prepare(file: Path, checkout: Path) -> OutgoingFile:
     source = rewritten.source if rewritten.source == there else formatted(rewritten.source, there)
     notes = (*rewritten.notes, *_convention_notes(source, there), *_prerequisites(path, checkout))
     lost = tuple(line for line in _header(there or b"") if line not in _header(source))
-    return OutgoingFile(path, source, refused, lost, tuple(f"{file}: {note}" for note in notes))
+    broken = hardware_rules.violations(path, source, checkout)
+    return OutgoingFile(path, source, refused, lost, broken, tuple(f"{file}: {note}" for note in notes))
 
 
 def _in_other_versions(module: str, name: str) -> str | None:
@@ -333,6 +336,11 @@ def run(options: argparse.Namespace) -> int:
     if lost:
         print("\n".join(lost), file=sys.stderr)
         print("Not ready to send. Add these lines to the top of the file.", file=sys.stderr)
+        return 1
+    broken = [f"{file.path}, {rule}" for file in prepared for rule in file.broken]
+    if broken:
+        print("\n".join(broken), file=sys.stderr)
+        print("Not ready to send. PyTorch's linter (TEST_LINTER) would refuse this.", file=sys.stderr)
         return 1
     contents = {file.path: file.source for file in prepared}
     if options.vendor:

@@ -29,20 +29,23 @@ class GlooKilledRankTest(BASE, MultiProcessTestCase):
 
     # classification
     backend_name = "gloo"
-    device_type = "cpu"
     KILLED_RANKS = {
         "test_shrink_last_rank_killed": 2,
         "test_shrink_middle_rank_killed": 1,
         "test_shrink_first_rank_killed": 0,
     }
 
+    @property
+    def killed_rank(self):
+        return self.KILLED_RANKS[self._testMethodName]
+
     def _check_return_codes(self, fn, elapsed_time):
-        killed = self.processes.pop(self.KILLED_RANKS[self._testMethodName])
+        killed = self.processes.pop(self.killed_rank)
         self.assertEqual(killed.exitcode, -signal.SIGKILL)
         super()._check_return_codes(fn, elapsed_time)
 
-    def _shrink_to_survivors(self, uuid):
-        killed_rank = self.KILLED_RANKS[self._testMethodName]
+    def _shrink_to_survivors(self, uuid, PARAMETER):
+        killed_rank = self.killed_rank
         # device
         handles = self._create_reconfigured_pg(self._testMethodName, uuid, DEVICE)
         self._assert_all_reduce_sum(sum(range(1, self.world_size + 1)), DEVICE)
@@ -60,27 +63,40 @@ class GlooKilledRankTest(BASE, MultiProcessTestCase):
         self.assertEqual(dist.get_rank(), self.rank - (self.rank > killed_rank))
         self._assert_all_reduce_sum(sum(range(1, self.world_size)), DEVICE)
 
-    def test_shrink_last_rank_killed(self):
-        self._shrink_to_survivors(1400)
+    def test_shrink_last_rank_killed(self, PARAMETER):
+        self._shrink_to_survivors(1400, PARAMETER)
 
-    def test_shrink_middle_rank_killed(self):
-        self._shrink_to_survivors(1500)
+    def test_shrink_middle_rank_killed(self, PARAMETER):
+        self._shrink_to_survivors(1500, PARAMETER)
 
-    def test_shrink_first_rank_killed(self):
-        self._shrink_to_survivors(1600)
+    def test_shrink_first_rank_killed(self, PARAMETER):
+        self._shrink_to_survivors(1600, PARAMETER)
 
 
 '''
+INSTANTIATED = """\
+instantiate_device_type_tests(GlooKilledRankTest, globals(), only_for="cpu")
 
 
-# What differs in the newest form of the file: its helpers have a class without tests, and take a device.
+"""
+
+# What differs in the newest form of the file: its helpers have a class without tests, and take a device, and PyTorch's
+# linter wants a class of the CPU to be instantiated for it, which adds the device to the names of its tests.
 BY_DEVICE = {
     "BASE": CLASS,
     "# classification\n": "hw_classification = HardwareClassification.CPU\n",
-    "# device\n": 'rank_device = self._rank_device("cpu")\n',
+    "# device\n": "rank_device = self._rank_device(device)\n",
+    "self._testMethodName]": 'self._testMethodName.removesuffix("_cpu")]',
+    "PARAMETER": "device",
     "DEVICE": "rank_device",
 }
-BEFORE = {"BASE": "FaultToleranceTestBase", "    # classification\n": "", "        # device\n": "", ", DEVICE": ""}
+BEFORE = {
+    "BASE": "FaultToleranceTestBase",
+    "# classification\n": 'device_type = "cpu"\n',
+    "        # device\n": "",
+    ", PARAMETER": "",
+    ", DEVICE": "",
+}
 
 
 def edit(source):
@@ -91,7 +107,7 @@ def edit(source):
     else:
         source.sub(CLASS, r"^    def test_reconfigure_basic\(", rf"\nclass {CLASS}(FaultToleranceTestBase):\n\g<0>")
         source.sub("", rf"^class {CLASS}:\n", "class FaultToleranceTestBase:\n")
-    killed = KILLED
+    killed = KILLED + (INSTANTIATED if by_device else "")
     for name, value in (BY_DEVICE if by_device else BEFORE).items():
         killed = killed.replace(name, value)
     source.sub("", r"^class ReconfigureContractTest\b", lambda match: killed + match[0])

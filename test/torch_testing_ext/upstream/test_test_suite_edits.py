@@ -19,6 +19,7 @@ from torch_testing_ext.upstream.mapping import UserError
 SERIES = Path(__file__).parents[3] / "patches"
 sys.path.insert(0, str(SERIES))
 
+import hardware_rules  # noqa: E402
 import patch_series  # noqa: E402
 
 EDITS = SERIES / "test-suite"
@@ -29,14 +30,14 @@ render = importlib.util.module_from_spec(specification)
 specification.loader.exec_module(render)
 
 COMPILER = subject(__file__, "pytorch_tests/replicate_with_compiler.py")
-TWO_D = subject(__file__, "pytorch_tests/ddp_2d_parallel.py")
+TWO_D = subject(__file__, "pytorch_tests/composability_2d.py")
 FSDP = subject(__file__, "pytorch_tests/fsdp_tp_integration.py")
 EXAMPLES = subject(__file__, "pytorch_tests/tp_examples.py")
 FAULT_TOLERANCE = subject(__file__, "pytorch_tests/c10d_fault_tolerance.py")
 FAULT_TOLERANCE_BY_DEVICE = subject(__file__, "pytorch_tests/c10d_fault_tolerance_by_device.py")
 FILES = {
     "test/distributed/_composable/test_replicate_with_compiler.py": COMPILER,
-    "test/distributed/tensor/parallel/test_ddp_2d_parallel.py": TWO_D,
+    "test/distributed/_composable/test_composability/test_2d_composability.py": TWO_D,
     "test/distributed/fsdp/test_fsdp_tp_integration.py": FSDP,
     "test/distributed/tensor/parallel/test_tp_examples.py": EXAMPLES,
     "test/distributed/test_c10d_fault_tolerance.py": FAULT_TOLERANCE,
@@ -96,7 +97,9 @@ class EditsTest(unittest.TestCase):
                 self.assertIn(f"class GlooKilledRankTest({base}, MultiProcessTestCase):", text)
                 self.assertIn(call, text)
                 self.assertIn(f"\nclass {base}:\n", text)
-                self.assertNotRegex(text, r"(?m)\b[A-Z]*DEVICE\b|\bBASE\b|# (classification|device)$")
+                self.assertNotRegex(text, r"(?m)\b[A-Z]*DEVICE\b|\bBASE\b|PARAMETER|# (classification|device)$")
+                broken = [rule for rule in hardware_rules.broken_rules(text.encode()) if "GlooKilledRank" in rule]
+                self.assertEqual(broken == [], "rank_device" in call, broken)
 
     def test_an_edit_that_was_applied_is_an_error_afterwards(self) -> None:
         for edit in render.load():

@@ -2,6 +2,9 @@
 """Tensor parallelism within DDP trains like DDP alone, and its checkpoints load on other meshes.
 
 The tests run in 4 ranks: on 4 accelerators if there are that many, else on the CPU.
+
+PyTorch has moved its test to `_composable/test_composability/test_2d_composability.py`, as
+`Test2dFSDP1ParallelIntegration`. This suite stays where the test was.
 """
 
 from __future__ import annotations
