@@ -223,9 +223,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _run_in_worlds(config: pytest.Config) -> None:
     """Let tests in ranks run in whole worlds, and refuse what needs real ranks."""
-    for option in (_FAKE, "--debug-rank"):
-        if config.getoption(option) is not None:
-            raise pytest.UsageError(f"{_WORLD} and {option} cannot be combined: run them one after the other")
+    if config.getoption(_FAKE) is not None:
+        raise pytest.UsageError(f"{_WORLD} and {_FAKE} cannot be combined: run them one after the other")
     if _is_launched():
         from torch_testing_ext.launch import this_launch
 

@@ -35,6 +35,7 @@ from torch_testing_ext._pytest_ranks.marks import (
 from torch_testing_ext._testing.bases import invocation, launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict
+from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, not_run, run_rank_of_world
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._tests.launcher_variables import TORCHRUN
@@ -152,11 +153,9 @@ class _OfItem(Host):
         self.xfails: list[str | None] = []
 
     def in_world(self, size: int) -> Host:
-        from torch_testing_ext._testing.bases import world_ranks
-
         if self.spec.scope != "function":
-            raise world_ranks.not_run(size, f"shares its ranks with the other tests of its {self.spec.scope}")
-        return world_ranks.WorldRanks(item_in_rank.run_in_world, item_in_rank.RankTest(self.item, self.spec))
+            raise not_run(size, f"shares its ranks with the other tests of its {self.spec.scope}")
+        return MarkedWorld(self.item, self.spec)
 
     def in_place(self) -> Host:
         return _MarkedInPlace(self)
@@ -224,6 +223,20 @@ class MarkedRanks(_OfItem, ProcessHost):
         pairs = zip(end.reports, extras, strict=True)
         self.xfails = [of_rank.xfail for report, of_rank in pairs if launch.failed_by_itself(report)]
         return end
+
+
+class MarkedWorld(MarkedRanks, WorldRanks):
+    """The ranks of one marked test in a whole world."""
+
+    kind = HostKind.WORLD
+
+    def __init__(self, item: Any, spec: RankSpec):
+        MarkedRanks.__init__(self, item, spec)
+        WorldRanks.__init__(self, WorldBody(item_in_rank.run_in_world))
+
+    def begin(self, attempt: RankAttempt, test: item_in_rank.RankTest) -> None:
+        self.body = replace(self.body, inherited=test)
+        self.start_world(attempt, self.job(attempt, run_rank_of_world))
 
 
 def _without_output(evidence: RankEvidence) -> RankEvidence:

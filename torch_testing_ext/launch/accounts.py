@@ -68,10 +68,11 @@ class RankEnding(enum.Enum):
     STOPPED = "stopped"  # by us, while it was still running
     FAULT = "fault"  # by a fault of the test, as expected
     LOST = "lost"  # unknown: the process that watched it died
+    UNSTARTED = "not started"  # others had failed before its turn came
 
     @property
     def is_failure(self) -> bool:
-        return self not in (RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT)
+        return self not in (RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT, RankEnding.UNSTARTED)
 
 
 class OwnWarning(NamedTuple):

@@ -198,7 +198,8 @@ class RankAttempt:
         self.host = host
         self.plan = plan
         self.settings = settings
-        self._aspects = aspects
+        # Those that the host can have.
+        self._aspects = [aspect for aspect in aspects if host.kind not in aspect.gaps]
         self.faults = faults
         self._directory = directory
         # The attempt that a test begins with; in a sweep, others follow.

@@ -196,6 +196,8 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             return "; ".join(filter(None, (_still_running(report.recorder, site), trouble))), site
         case RankEnding.LOST:
             return "was lost", None
+        case RankEnding.UNSTARTED:
+            return report.ending.value, None
         case RankEnding.FAULT:
             return ended(report), None
         case _:

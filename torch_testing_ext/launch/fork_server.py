@@ -31,11 +31,11 @@ from torch_testing_ext.launch.fork_server_messages import (
     Preload,
     Probe,
     Quit,
-    Restart,
-    Restarted,
     Serve,
     Signal,
+    Start,
     Started,
+    StartedRank,
     StartFailed,
     StartMethod,
     ToServer,
@@ -101,8 +101,8 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         match message:
             case Launch():
                 self._launch(message.run, pickle.loads(message.job))
-            case Restart():
-                self._restart(message.run, message.rank, pickle.loads(message.job))
+            case Start():
+                self._start_later(message.run, message.rank, pickle.loads(message.job))
             case Signal(run, number, rank):
                 if rank is None:
                     self.signal_children(run, number)
@@ -143,7 +143,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             why_not = f"{type(error).__name__}: {system.why_refused(error)}"
             self.client.send(StartFailed(run, why_not, needs_new_server=False))
 
-    def _restart(self, run: int, rank: int, job: Job) -> None:
+    def _start_later(self, run: int, rank: int, job: Job) -> None:
         try:
             self._prepare_for(job)
             account = AccountFile.open(job.account(rank))
@@ -155,10 +155,10 @@ class ForkServer(ForkHost[ToServer, _Rank]):
                 account.close()
                 self._accounts.clear()
         except (UnknownName, OSError) as error:
-            self.client.send(StartFailed(run, f"rank {rank} again: {error}", needs_new_server=False))
+            self.client.send(StartFailed(run, f"rank {rank}: {error}", needs_new_server=False))
             return
         (process,) = self._ranks_of(run, [rank])
-        self.client.send(Restarted(run, rank, process.pid))
+        self.client.send(StartedRank(run, rank, process.pid))
 
     def _prepare_for(self, job: Job) -> None:
         """Do once what each rank inherits. Raises UnknownName if the client has to make another server."""
@@ -168,7 +168,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         if self._about.method is not StartMethod.SPAWN:
             self._collapse(at_once=job.world_size >= MANY_RANKS)
             job.context.apply()
-            rank_collectives.prepare_to_sanitize(bool(job.sanitize))
+            rank_collectives.prepare_to_sanitize(job.sanitize)
         for thing in job.names:
             if self._about.method is StartMethod.FORK:
                 thing.inherited()
@@ -188,7 +188,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
     def _start_all(self, run: int, job: Job) -> None:
         try:
             # All files first, so that a full disk is noticed before any rank has started.
-            self._accounts.extend(AccountFile.open(job.account(rank)) for rank in range(job.world_size))
+            self._accounts.extend(AccountFile.open(job.account(rank)) for rank in range(job.first_ranks))
             for rank, account in enumerate(self._accounts):
                 self._start(run, job, rank, account)
         finally:
@@ -209,11 +209,12 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             if self._about.method is StartMethod.SPAWN:
                 pid = spawn(job, rank, account, theirs, stream)
             else:
+                siblings = tuple(process.pid for process in self.children_of(run))
 
                 def run_rank() -> NoReturn:
                     of_server.close()
                     self._close_accounts(account)
-                    in_rank.run_and_exit(job, rank, account, theirs, stream, self._inherited)
+                    in_rank.run_and_exit(job, rank, account, theirs, stream, self._inherited, siblings)
 
                 pid = self.fork(run_rank)
             of_server.pop_all()

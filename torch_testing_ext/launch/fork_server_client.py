@@ -148,9 +148,9 @@ class ForkServerClient:
             case fork_server_messages.Started(run, pids):
                 if run in self.runs:
                     self.runs[run].pids = pids
-            case fork_server_messages.Restarted(run, rank, pid):
+            case fork_server_messages.StartedRank(run, rank, pid):
                 if run in self.runs:
-                    self.runs[run].on_restarted(rank, pid)
+                    self.runs[run].on_started(rank, pid)
             case fork_server_messages.Exited(run, rank, exit):
                 notes.note_left_running(f"rank {rank}: {process}" for process in exit.leftovers)
                 if run in self.runs:
@@ -222,8 +222,8 @@ class Run:
     lost: str | None = None
     # The server ends with this run.
     owns_server: bool = False
-    # Ranks that are being started again.
-    restarting: set[int] = field(default_factory=set)
+    # Ranks that are being started later than the others, or again.
+    starting: set[int] = field(default_factory=set)
 
     @property
     def alive(self) -> list[int]:
@@ -236,17 +236,30 @@ class Run:
         """Wait for the next event and handle it. Returns False if the time `until` came first."""
         return self.server.loop.step(until)
 
+    @property
+    def waiting(self) -> range:
+        """The ranks whose turn has not come."""
+        return range(len(self.pids), self.job.world_size)
+
+    def start_next(self) -> int:
+        """Start the next rank whose turn has not come, and return it."""
+        rank = len(self.pids)
+        self._start(rank, self.job)
+        return rank
+
     def restart(self, rank: int) -> None:
         """Start a rank again that has ended, as another process."""
-        job = replace(self.job, incarnation=1)
-        self.restarting.add(rank)
-        self.server.send(fork_server_messages.Restart(self.number, rank, pickle.dumps(job)))
-        self.wait_until(lambda: rank not in self.restarting)
+        self._start(rank, replace(self.job, incarnation=1))
 
-    def on_restarted(self, rank: int, pid: int) -> None:
-        del self.exits[rank]
+    def _start(self, rank: int, job: Job) -> None:
+        self.starting.add(rank)
+        self.server.send(fork_server_messages.Start(self.number, rank, pickle.dumps(job)))
+        self.wait_until(lambda: rank not in self.starting)
+
+    def on_started(self, rank: int, pid: int) -> None:
+        self.exits.pop(rank, None)
         self.pids = (*self.pids[:rank], pid, *self.pids[rank + 1 :])
-        self.restarting.discard(rank)
+        self.starting.discard(rank)
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Signal all ranks that are still running, with all processes in their groups; or one rank alone."""

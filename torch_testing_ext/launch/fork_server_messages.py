@@ -34,15 +34,16 @@ class Serve:
 
 @dataclass(frozen=True)
 class Launch:
-    """Start all ranks of a pickled job. Answered by Started or StartFailed."""
+    """Start the first ranks of a pickled job, most often all. Answered by Started or StartFailed."""
 
     run: int
     job: bytes
 
 
 @dataclass(frozen=True)
-class Restart:
-    """Start one rank of a run again, which has ended, with a pickled job. Answered by Restarted or StartFailed."""
+class Start:
+    """Start one rank of a run, whose turn has come or which has ended, by a pickled job. Answered by StartedRank or
+    StartFailed."""
 
     run: int
     rank: int
@@ -88,7 +89,7 @@ class Quit:
     """End, together with everything that the server has started."""
 
 
-ToServer: TypeAlias = Serve | Launch | Restart | Signal | Dump | Probe | Preload | Quit
+ToServer: TypeAlias = Serve | Launch | Start | Signal | Dump | Probe | Preload | Quit
 
 
 @dataclass(frozen=True)
@@ -101,15 +102,15 @@ class Hello:
 
 @dataclass(frozen=True)
 class Started:
-    """All ranks of a run have started."""
+    """The first ranks of a run have started."""
 
     run: int
     pids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Restarted:
-    """A rank of a run has started again."""
+class StartedRank:
+    """A rank of a run has started, later than the others or again."""
 
     run: int
     rank: int
@@ -141,4 +142,4 @@ class StartFailed:
     needs_new_server: bool
 
 
-FromServer: TypeAlias = Hello | Started | Restarted | Exited | Dumped | StartFailed
+FromServer: TypeAlias = Hello | Started | StartedRank | Exited | Dumped | StartFailed

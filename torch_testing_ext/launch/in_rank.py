@@ -47,17 +47,23 @@ ASK_STACKS, STACKS_DONE = b"S", bytes([system.DUMP_STACKS_NOW])
 
 
 def run_and_exit(
-    job: Job, rank: int, file: AccountFile, link: socket.socket, stream: int | None, inherited: Any = None
+    job: Job,
+    rank: int,
+    file: AccountFile,
+    link: socket.socket,
+    stream: int | None,
+    inherited: Any = None,
+    siblings: tuple[int, ...] = (),
 ) -> NoReturn:
     """Run a rank and exit. `stream`: the descriptor for stdout and stderr; None keeps the current ones.
 
-    `inherited` is for its context.
+    `inherited` and `siblings` are for its context.
     """
     code = ERROR_EXIT_CODE
     account = AccountWriter(file)
     try:
         sessions.detach(stream)
-        context = job.context_of(rank, account, inherited)
+        context = job.context_of(rank, account, inherited, siblings)
         context.enter()
         _listen(job, rank, link)
         code = _run(job, context)

@@ -54,6 +54,8 @@ class Sanitize:
     shake: int | None = None
     # The faults of the test, found by the numbers of the calls in the log.
     faults: FaultPlan | None = None
+    # The ranks have a recorder of their own, for which they inherit the hook on operations.
+    is_recorded: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.kinds) or self.shake is not None
@@ -100,13 +102,22 @@ class Job:
     differs_in_hash: bool = False
     # Of a rank that is started again: see RankContext.
     incarnation: int = 0
+    # Of ranks that do not wait for each other: how many run at the same time; None: all.
+    at_once: int | None = None
 
     @property
     def names(self) -> tuple[Named, ...]:
         """The things that the process which starts the ranks must know: the subject last, if there is one."""
         return (self.body,) if self.subject is None else (self.body, self.subject)
 
-    def context_of(self, rank: int, account: AccountWriter, inherited: Any = None) -> RankContext:
+    @property
+    def first_ranks(self) -> int:
+        """The number of ranks that start with the run. Of ranks in turns, that is one: what it imports, all need."""
+        return self.world_size if self.at_once is None else 1
+
+    def context_of(
+        self, rank: int, account: AccountWriter, inherited: Any = None, siblings: tuple[int, ...] = ()
+    ) -> RankContext:
         return RankContext(
             rank,
             self.world_size,
@@ -117,6 +128,7 @@ class Job:
             is_debugged=self.debug_rank is not None or self.expects_stops,
             inherited=inherited,
             incarnation=self.incarnation,
+            siblings=siblings,
         )
 
     def call(self, context: RankContext) -> None:

@@ -160,6 +160,15 @@ def wanted_start(job: Job) -> str:
 MOST_RANKS = 1024
 
 
+# A log has room for a few groups of so many members, and each rank takes some milliseconds.
+MOST_RANKS_OF_WORLD = 16_384
+
+
+def too_many_in_world(size: int) -> str:
+    """Why a whole world cannot have so many ranks; "" if it can."""
+    return "" if size <= MOST_RANKS_OF_WORLD else f"a whole world has at most {MOST_RANKS_OF_WORLD:,} ranks"
+
+
 def too_many(world_size: int) -> str:
     """Why there cannot be so many ranks; "" if there can."""
     if world_size <= MOST_RANKS:

@@ -26,8 +26,9 @@ def begin_first_task() -> None:
         flight_recorder.forget_collectives()
 
 
-def prepare_to_sanitize(wanted: bool) -> None:
+def prepare_to_sanitize(sanitize: Sanitize | None) -> None:
     """In a process that forks ranks: let them inherit the hook, or remove it."""
+    wanted = sanitize is not None and (bool(sanitize) or sanitize.is_recorded)
     if wanted or "torch_testing_ext._collectives.sanitizer.rank_sanitizer" in sys.modules:
         from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
@@ -36,7 +37,7 @@ def prepare_to_sanitize(wanted: bool) -> None:
 
 def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     """A test begins in this rank."""
-    prepare_to_sanitize(bool(wanted))
+    prepare_to_sanitize(wanted)
     if wanted:
         from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 

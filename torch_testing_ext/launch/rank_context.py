@@ -33,6 +33,8 @@ class RankContext:
     group_creation: Any = None
     # How many processes of this rank have died by faults of the test before.
     incarnation: int = 0
+    # The processes of the other ranks that ran when this one started.
+    siblings: tuple[int, ...] = ()
     pid: int = field(default_factory=os.getpid)
 
     def enter(self) -> None:

@@ -108,6 +108,8 @@ class RankReport:
                 return f"still running {after}, terminated{itself}{self._and_then()}"
             case RankEnding.LOST:
                 return f"lost {after}: {self.summary}"
+            case RankEnding.UNSTARTED:
+                return str(self.ending.value)
 
     @property
     def why_failed(self) -> str:

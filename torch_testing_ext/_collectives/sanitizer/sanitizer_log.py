@@ -36,7 +36,7 @@ from torch_testing_ext._process.words import grouped
 
 _MAGIC = 0x746F7263_68737A31
 # The header, in numbers of 8 bytes.
-_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS, _EVENTS = range(10)
+_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS, _EVENTS, _MEMORY = range(11)
 _FIRST_SLOT, _HEADER = 16, 128
 _SLOTS = _HEADER - _FIRST_SLOT
 _TEXTS_AT = 8 * _HEADER
@@ -173,6 +173,14 @@ class LogWriter:
         self._add(0, _NOTE, self.text(json.dumps(fields)), site)
         self._numbers[_NOTES] += 1
 
+    def site(self, site: Site) -> int:
+        """The number of a line of the program."""
+        return self.text(json.dumps(list(site)))
+
+    def memory(self, most: int) -> None:
+        """Write down the most bytes of tensors that the rank had at once."""
+        self._numbers[_MEMORY] = most
+
     def event(self, fields: dict[str, Any]) -> None:
         """Write down something of the test's faults: one that happens now, or a name that was reached."""
         self._add(0, _NOTE, self.text(json.dumps({_IS_EVENT: True, **fields})), 0)
@@ -266,6 +274,17 @@ class LogReader:
         """The number of events of faults that the rank has written."""
         (header,) = _numbers_of([self.header()]) or [()]
         return header[_EVENTS] if header else 0
+
+    def memory(self) -> int:
+        """The most bytes of tensors that the rank had at once; 0 if it has not said."""
+        (header,) = _numbers_of([self.header()]) or [()]
+        return header[_MEMORY] if header else 0
+
+    def times(self) -> list[float]:
+        """The times of all records, in seconds since 1970."""
+        (header,) = _numbers_of([self.header()]) or [()]
+        count = header[_COUNT] if header else 0
+        return [at / 1e9 for at, *_ in _RECORD.iter_unpack(self._part(_RECORDS_AT, count * _RECORD.size))]
 
     def read(self) -> LogContent | None:
         """All that has been written; None if there is no log."""

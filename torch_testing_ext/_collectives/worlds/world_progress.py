@@ -215,12 +215,14 @@ def _shared(world: WorldRecords) -> list[list[_Group]]:
     return groups
 
 
-def judge(world: WorldRecords, progress: Progress, is_cut: bool = False) -> Finding | None:
+def judge(world: WorldRecords, progress: Progress, is_cut: bool = False, may_differ: bool = False) -> Finding | None:
     """The first fault of a world: groups, what must agree, ranks that cannot go on, calls that lack a partner.
 
     `is_cut`: some ranks have ended early, since they would have judged values that nobody has communicated. Then only
-    what ranks have done counts: calls that disagree, and cycles.
+    what ranks have done counts: calls that disagree, and cycles. `may_differ`: ranks may issue other calls.
     """
+    if may_differ:
+        return progress.finding()
     if is_cut:
         found = first_mismatch(world.records) or progress.finding()
         is_real = found is not None and found.kind in (FindingKind.MISMATCH, FindingKind.DEADLOCK)

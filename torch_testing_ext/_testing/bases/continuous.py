@@ -34,7 +34,7 @@ from torch_testing_ext._testing.bases.rank_handles import RankProcess
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, raise_verdict, told_briefly
 from torch_testing_ext._testing.bases.ranked_test_case import PARENT, checked_world_size, own_cleanups
-from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
+from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, why_not_in_world
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
@@ -329,7 +329,7 @@ class _Task(Host):
         self._test = test
 
     def in_world(self, size: int) -> Host:
-        return WorldRanks(self._run_in_world, why_not=why_not_in_world(self._test))
+        return WorldRanks(WorldBody(self._run_in_world), why_not_in_world(self._test))
 
     def _run_in_world(self, context: launch.RankContext) -> None:
         """Run the test as a rank of a whole world: in a fork, so the class may be changed."""

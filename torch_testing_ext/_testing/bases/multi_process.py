@@ -26,7 +26,7 @@ from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_w
 from torch_testing_ext._testing.bases.rank_life import leave_process_group, run_rank
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict, told_briefly
 from torch_testing_ext._testing.bases.ranked_test_case import own_cleanups
-from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
+from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, why_not_in_world
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 from torch_testing_ext.faults import Sweep
@@ -260,7 +260,7 @@ class _FreshRanks(ProcessHost):
         self._test = test
 
     def in_world(self, size: int) -> Host:
-        return WorldRanks(self._run_in_world, why_not=why_not_in_world(self._test))
+        return WorldRanks(WorldBody(self._run_in_world), why_not_in_world(self._test))
 
     def _run_in_world(self, context: launch.RankContext) -> None:
         """Run the test as a rank of a whole world: in a fork, so the class may be changed."""

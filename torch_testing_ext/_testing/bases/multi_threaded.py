@@ -21,7 +21,7 @@ from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure, raise_verdict
 from torch_testing_ext._testing.bases.ranked_test_case import DEFAULT_WORLD_SIZE, PARENT, RankedTestCase, own_cleanups
-from torch_testing_ext._testing.bases.world_ranks import WorldRanks, why_not_in_world
+from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, why_not_in_world
 from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext.launch import session
@@ -84,7 +84,7 @@ class _Threads(Host):
     def in_world(self, size: int) -> Host:
         if self._test is None:
             return self
-        return WorldRanks(self._run_in_world, why_not=why_not_in_world(self._test))
+        return WorldRanks(WorldBody(self._run_in_world), why_not_in_world(self._test))
 
     def _run_in_world(self, context: launch.RankContext) -> None:
         """Run the test as a rank of a whole world: in a fork, so the class may be changed."""

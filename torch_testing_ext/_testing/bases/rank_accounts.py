@@ -1,5 +1,6 @@
 """The exception that ends a test in a rank, as the account of that rank: here, and nowhere else."""
 
+import functools
 import inspect
 import sys
 import unittest
@@ -34,6 +35,15 @@ def recorded_account(
             raise
 
 
+def refuse_to_run_nothing(function: Any) -> None:
+    """Refuse a function whose call would run nothing of it: one that is `async def`, or contains `yield`."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TypeError(_RAN_NOTHING.format(getattr(inner, "__qualname__", inner), "would run"))
+
+
 def refuse_what_ran_nothing(result: object) -> None:
     """Refuse what a call has returned if that call ran nothing: a coroutine or a generator."""
     if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -41,7 +51,10 @@ def refuse_what_ran_nothing(result: object) -> None:
         if inspect.iscoroutine(result):
             # Python warns of a coroutine that was neither awaited nor closed.
             result.close()
-        raise TypeError(f"{name} ran nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()")
+        raise TypeError(_RAN_NOTHING.format(name, "ran"))
+
+
+_RAN_NOTHING = "{} {} nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()"
 
 
 def account_for(

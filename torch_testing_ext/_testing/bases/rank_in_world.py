@@ -11,22 +11,28 @@ import sys
 import threading
 import unittest
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
+from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogWriter
+from torch_testing_ext._collectives.worlds.world_records import CUT
+from torch_testing_ext._collectives.worlds.world_views import not_in_world
 from torch_testing_ext._process import ends
+from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._testing.bases.fake_groups import FakeStore
 from torch_testing_ext._testing.bases.group_creation import watch_creation
+from torch_testing_ext._testing.bases.rank_accounts import account_for_skip
 from torch_testing_ext._testing.bases.world_values import RankUses, WaitLog
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits
 from torch_testing_ext._torch.replacing import replace_for_good
 from torch_testing_ext._torch.tensors import tensor_comparison, tensor_reads
+from torch_testing_ext.launch.jobs import log_of
 
 # What a rank that does not communicate must not do: the events of Python, in words.
 _REFUSED = {
@@ -43,41 +49,48 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
-class PlaceInWorld:
-    """The place of a rank in its world. `before`: the processes of the ranks before it that still run."""
-
-    folder: Path
-    rank: int
-    world_size: int
-    before: list[int]
+# In seconds.
+_LONGEST_WAIT = 3600.0
 
 
 class NotForWorlds(RuntimeError):
     """The program does what a rank of a whole world cannot. `what`: in a sentence about the program."""
 
+    # Of this process.
+    first: ClassVar[NotForWorlds | None] = None
+
     def __init__(self, message: str, what: str):
         super().__init__(message)
         self.what = what
+        NotForWorlds.first = NotForWorlds.first or self
 
 
 class RankInWorld:
     """One rank among groups that do not communicate: its log, and what it must not do."""
 
-    def __init__(self, log: LogWriter, place: PlaceInWorld, timeout: float):
-        self._rank = place.rank
-        self._world_size = place.world_size
-        self._before = place.before
-        self._timeout = timeout
-        self._store = _StoreOfWorld(place.folder / "store", place.world_size)
-        self._log = log
+    def __init__(self, context: launch.RankContext, timeout: float | None):
+        self._rank = context.rank
+        self._world_size = context.world_size
+        self._before = list(context.siblings)
+        # A rank that is debugged has none.
+        self._timeout = timeout or _LONGEST_WAIT
+        self._store = _StoreOfWorld(context.directory / "store_of_world", context.world_size)
+        self._log = LogWriter(log_of(context.directory, context.rank))
         waits = WaitLog()
-        self._recorder = CallRecorder(log, [waits], without_data=True)
-        self.uses = RankUses(self._on_wait, lambda: self._recorder.line())
+        self._recorder = CallRecorder(self._log, [waits], without_data=True)
+        self.uses = RankUses(self._on_wait, self._on_value)
         waits.uses = self.uses
+        # What has been noted of values, and where.
+        self._noted: set[tuple[str, str, int]] = set()
 
     def _on_wait(self, number: int) -> None:
         self._log.wait(number, self._recorder.site())
+
+    def _on_value(self, kind: str, text: str) -> None:
+        noted = kind, text, self._recorder.site()
+        if noted not in self._noted:
+            self._noted.add(noted)
+            self._log.note({"kind": kind, "text": text}, noted[-1])
 
     @contextlib.contextmanager
     def active(self, judges: bool) -> Iterator[None]:
@@ -104,11 +117,36 @@ class RankInWorld:
             yield
 
     def finish(self) -> None:
-        """The body has returned."""
+        """The body has ended."""
         operation_hook.listen(None)
         self._recorder.note_groups()
+        self._log.memory(self.uses.most)
+        # The log has all: nobody needs to ask torch for it.
+        watched_groups.forget_groups()
         if self._recorder.error:
             raise RuntimeError(self._recorder.error)
+
+    def settle(self, account: launch.AccountWriter, is_test: bool) -> None:
+        """Correct the account of the body: what it has failed by may say nothing of the program.
+
+        `is_test`: it was written for ranks that communicate, so it need not suit a world.
+        """
+        failed, refused = account.account, NotForWorlds.first
+        if failed is None or not failed.ending.is_failure:
+            return
+        if refused is not None:
+            # The program may have caught it, and raised another one.
+            account.withdraw()
+            if is_test:
+                place = next(iter(_own_sites(launch.sites_of(refused))), "")
+                why = f"{refused.what}   {place}".rstrip()
+                account_for_skip(account, not_in_world(self._world_size, why))
+            else:
+                account.failed(refused, assertion=False)
+        elif is_test and failed.ending is launch.RankEnding.FAILED and self.uses.has_read:
+            account.withdraw()
+            sites = [self._log.site(site) for site in _own_sites(failed.error.sites)]
+            self._log.note({"kind": CUT, "text": ""}, next(iter(sites), 0))
 
     def _make_groups_fake(self) -> None:
         """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
@@ -198,6 +236,11 @@ class RankInWorld:
         multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
         replace_for_good("sockets in a world", lambda name, original: store)
         replace_for_good("NCCL in a world", lambda name, original: nccl)
+
+
+def _own_sites(sites: Sequence[Site]) -> list[Site]:
+    """The lines of the program among those of an exception, innermost first."""
+    return [site for site in reversed(sites) if not is_library(site.file)]
 
 
 class _StoreOfWorld(FakeStore):

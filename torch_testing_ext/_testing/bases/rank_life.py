@@ -32,16 +32,17 @@ def run_rank(
     ends_process: bool = True,
     leaves_groups: bool = True,
     reports_imports: bool = False,
+    meets_peers: bool = True,
 ) -> None:
     """Run `body` as all there is to do in this rank, and account for how it ends.
 
     A body may write the account itself; returning without one means that it has passed. `ends_process` is false where
     sys.exit() ends only a test of unittest, whose exit code may mean a skip. `leaves_groups` is false where the body
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
-    to import, so that later ranks can inherit them.
+    to import, so that later ranks can inherit them. `meets_peers` is false where ranks do not communicate.
     """
     rank_variables.set_variables_of_rank(context.rank, context.incarnation)
-    prepare_rank(context)
+    prepare_rank(context, meets_peers)
     count = len(sys.modules)
     try:
         with recorded_account(context.account, ends_process=ends_process):
@@ -58,7 +59,7 @@ def run_rank(
             group_creation.wait_for_peers()
 
 
-def prepare_rank(context: RankContext) -> None:
+def prepare_rank(context: RankContext, meets_peers: bool = True) -> None:
     """Reset the state that a rank must not inherit, and let its peers know from now on while it creates groups."""
     if context.seed is not None:
         # A new interpreter has not seen --seed.
@@ -75,7 +76,8 @@ def prepare_rank(context: RankContext) -> None:
     shared_devices.prepare_shared_devices(context.rank, context.world_size)
     if context.is_debugged:
         process_groups.wait_without_end()
-    group_creation.announce_creation(context)
+    if meets_peers:
+        group_creation.announce_creation(context)
 
 
 def leave_process_group(fast: bool) -> None:

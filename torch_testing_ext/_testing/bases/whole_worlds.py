@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-import unittest
+import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
-from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.findings.finding import FindingKind
-from torch_testing_ext._collectives.findings.opposite_orders import first_inversion
-from torch_testing_ext._collectives.worlds import world_traffic, world_views
-from torch_testing_ext._collectives.worlds.world_progress import Progress, judge
+from torch_testing_ext._collectives.worlds import world_traffic
 from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
-from torch_testing_ext._process import fork_safety, temporary_folders
-from torch_testing_ext._process.words import few, grouped, list_of
-from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
-from torch_testing_ext._testing.bases.world_forks import Ranks, _require_forks
+from torch_testing_ext._process.source_files import source_file
+from torch_testing_ext._testing.bases.invocation import case_of
+from torch_testing_ext._testing.bases.rank_accounts import refuse_to_run_nothing
+from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
+from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
-from torch_testing_ext._torch.operations import operation_hook
-from torch_testing_ext.launch import launch_settings
-from torch_testing_ext.launch.user_warnings import show_to_user
+from torch_testing_ext.launch import launch_settings, session
+from torch_testing_ext.launch.attempts import TestPlan
+
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
+__tracebackhide__ = True
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class World:
     # Lines that read values which were not communicated, and collectives in opposite orders that nobody waits in.
     warnings: list[str]
     _records: WorldRecords
-    _memory: list[int]
 
     def calls(self, group: str | None = None, op: str | None = None) -> list[int]:
         """Count the calls of each rank: of one operation, in the groups of a name or of a dimension of a mesh."""
@@ -51,7 +49,7 @@ class World:
 
     def memory(self) -> list[int]:
         """The most bytes that the tensors of each rank had at once."""
-        return list(self._memory)
+        return list(self._records.memory)
 
     def traffic(self, block: int = 1) -> list[list[int]]:
         """The bytes that each rank (row) sends to each other (column); with `block`, those of blocks of neighbours.
@@ -77,69 +75,47 @@ def check_world(
     values are not those of a real run. Raises RankFailure if ranks disagree, and RankError if ranks would wait for ever
     or one fails. `buffered_sends`: a send ends before its message is received. `timeout`: in seconds, of each rank.
     """
-    __tracebackhide__ = True
-    if world_size < 1:
-        raise ValueError(f"a world has at least one rank, not {world_size}")
-    ranks = run_ranks(lambda rank: function(rank, world_size, *args, **kwargs), world_size, timeout)
-    return judge_ranks(ranks, buffered_sends)
+    size = _checked_size(world_size)
+    seconds = _checked_timeout(timeout)
+    refuse_to_run_nothing(function)
+    name = f"check_world({_name_of(function)})"
+    case = case_of(name, source_file(function))
+    return _check(lambda rank: function(rank, size, *args, **kwargs), TestPlan(case, size, seconds), buffered_sends)
 
 
-def run_ranks(body: Callable[[int], object], world_size: int, timeout: float, is_test: bool = False) -> Ranks:
-    """Run all ranks. `is_test`: the body is that of a test which was written for ranks that communicate."""
-    if dist.is_initialized():
-        raise RuntimeError("this process has a process group: check a whole world before it makes one, or destroy it")
-    _require_forks(fork_safety.prepare_to_fork())
-    was_installed = operation_hook.is_installed()
-    operation_hook.install()
-    try:
-        with temporary_folders.temporary_folder("torch_testing_ext-world-") as folder:
-            ranks = Ranks(folder, world_size, timeout, body, is_test)
-            ranks.run()
-    finally:
-        if not was_installed:
-            operation_hook.remove()
-    return ranks
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or str(function)
 
 
-def judge_ranks(ranks: Ranks, buffered_sends: bool = False) -> World:
-    """Compare what the ranks did. Raises RankFailure or RankError, or SkipTest for a test that cannot be judged."""
-    __tracebackhide__ = True
-    if ranks.errors:
-        alike_in = grouped((text, rank) for rank, (text, _) in ranks.errors.items())
-        lines = [f"{list_of(alike)}: {text}" for text, alike in alike_in.items()]
-        first = min(ranks.errors)
-        _, whole = ranks.errors[first]
-        text = "\n".join([f"{len(ranks.errors)} of {ranks.world_size} ranks failed", *few(lines), "", whole])
-        error = RankFailure(text) if ranks.assertions.get(first) else RankError(text)
-        error.failure = FailureView.of_text(text, title=lines[0].partition("\n")[0])
-        raise error
-    progress = Progress(ranks.records, buffered_sends)
-    if world_views.noted_worlds is not None:
-        not_judged = [*ranks.not_judged, *ranks.cuts]
-        with_calls = launch_settings.read_settings().lanes
-        world_views.noted_worlds.append(world_traffic.view_of(ranks.records, progress.chain, not_judged, with_calls))
-    finding = judge(ranks.records, progress, is_cut=bool(ranks.cuts))
-    if finding is not None:
-        classes = "\n".join(few([str(alike) for alike in ranks.records.classes]))
-        text = f"{finding.text}\n\n{classes}"
-        # As in a real run: ranks that disagree fail, and ranks that hang are an error.
-        hangs = finding.kind in (FindingKind.DEADLOCK, FindingKind.ABANDONED)
-        found = RankError(text) if hangs else RankFailure(text)
-        found.failure = FailureView.of_text(text, next(iter(finding.sites), None), title=finding.title)
-        raise found
-    if ranks.cuts:
-        # What the ranks did until there has been compared.
-        raise unittest.SkipTest(f"not judged: compares communicated values at {next(iter(ranks.cuts))}")
-    warnings = [f"{list_of(alike)}: {text}" for text, alike in ranks.warnings.items()]
-    warnings += [f"not judged: compares communicated values at {line}" for line in ranks.not_judged]
-    inversion = first_inversion(ranks.records.records)
-    if inversion is not None:
-        # They do not wait for each other here. With NCCL, they may.
-        warnings.append("\n".join([inversion.sentence, *map(str, inversion.lines)]))
-    for line in few(warnings):
-        show_to_user(line)
-    classes_of_ranks = [alike.ranks for alike in ranks.records.classes]
-    return World(ranks.world_size, progress.chain, classes_of_ranks, warnings, ranks.records, ranks.memory)
+def _check(call: Callable[[int], object], plan: TestPlan, buffered_sends: bool) -> World:
+    """Call a function with each rank of a world, and judge it."""
+    host = WorldRanks(WorldBody(lambda context: call(context.rank), is_test=False), buffered_sends=buffered_sends)
+    raise_verdict(session.run(host, plan))
+    facts = host.facts
+    assert facts is not None
+    classes = [alike.ranks for alike in facts.records.classes]
+    return World(plan.world_size, facts.progress.chain, classes, host.warnings, facts.records)
+
+
+def _checked_size(given: Any) -> int:
+    """The size of a world. Raises TypeError or ValueError unless it is a number of ranks that a world can have."""
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"world_size is {given!r}; it must be a number of ranks: 1, 2, 3 ...")
+    size = operator.index(given)
+    if size < 1:
+        raise ValueError(f"a world has at least one rank, not {size}")
+    if why := launch_settings.too_many_in_world(size):
+        raise ValueError(f"world_size is {size}; {why}")
+    return size
+
+
+def _checked_timeout(given: Any) -> float:
+    """The time limit of a rank. Raises TypeError or ValueError unless it is a positive number of seconds."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"timeout is {given!r}; it must be a number of seconds, such as 60")
+    if not 0 < given < math.inf:
+        raise ValueError(f"timeout is {given!r}; it must be a positive number of seconds")
+    return float(given)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -151,17 +127,25 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
     The test is called with the arguments `rank` and `world_size`, besides its own. The runner's option --world N
     replaces the size.
     """
+    if callable(world_size):
+        raise TypeError("@whole_world needs the size of the world: @whole_world(8)")
+    size = _checked_size(world_size)
+    seconds = _checked_timeout(timeout)
 
     def decorate(function: Function) -> Any:
+        refuse_to_run_nothing(function)
+
         @functools.wraps(function)
         def test(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
 
-            def run(rank: int, size: int) -> None:
-                function(*args, rank=rank, world_size=size, **kwargs)
+            chosen = launch_settings.read_settings().world or size
 
-            chosen = launch_settings.read_settings().world or world_size
-            check_world(run, chosen, buffered_sends=buffered_sends, timeout=timeout)
+            def run(rank: int) -> object:
+                return function(*args, rank=rank, world_size=chosen, **kwargs)
+
+            case = case_of(_name_of(function), source_file(function))
+            _check(run, TestPlan(case, chosen, seconds), buffered_sends)
 
         setattr(test, WHOLE_WORLD, True)
         signature = inspect.signature(function)

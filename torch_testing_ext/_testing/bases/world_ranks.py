@@ -1,20 +1,34 @@
-"""Tests in ranks that run in a whole world instead: each rank in a fork, without communication, one after the other."""
+"""Ranks of a whole world: forks that do not communicate, a few at a time, and judged by what they have issued."""
 
 from __future__ import annotations
 
+import importlib
 import unittest
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
-from torch_testing_ext._machine.random_state import set_rng_seed
+from torch_testing_ext._process import system
+from torch_testing_ext._process.words import few
+from torch_testing_ext._testing.bases.expected_imports import expected_imports
+from torch_testing_ext._testing.bases.rank_accounts import recorded_account, refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
-from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext.launch import RankEnding, launch_settings
-from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
+from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.attempts import HostKind, ProcessHost, RankAttempt, RanksEnd
+from torch_testing_ext.launch.jobs import Sanitize
+from torch_testing_ext.launch.rank_reports import all_passed
+from torch_testing_ext.launch.user_warnings import show_to_user
+from torch_testing_ext.launch.watching.evidence import RankEvidence
+
+if TYPE_CHECKING:
+    from torch_testing_ext._testing.bases.world_evidence import WorldFacts
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -36,35 +50,32 @@ def require_ranks(test: unittest.TestCase | None, function: Any) -> None:
         raise not_run(size, HAS_NO_RANKS)
 
 
-class KeptAccount(launch.AccountWriter):
-    """The account of a rank that is not started by a launcher: it keeps the exception."""
+@dataclass(frozen=True)
+class WorldBody:
+    """The code that each rank of a world runs."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
-        self._error: BaseException | None = None
-
-    def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
-        self._error = self._error or error
-        super().failed(error, assertion, within, traceback)
-
-    def raise_error(self) -> None:
-        """Raise what has ended the test, if anything has."""
-        if self._error is not None:
-            raise self._error
-        if self.account is not None and self.account.ending is RankEnding.SKIPPED:
-            raise unittest.SkipTest(self.account.summary)
+    call: Callable[[launch.RankContext], object]
+    # For the contexts of the ranks.
+    inherited: Any = None
+    # Whether it was written for ranks that communicate: then it need not suit a world, nor judge its values.
+    is_test: bool = True
 
 
-class WorldRanks(Host):
-    """A test as each rank of a world, without communication. What is wrong with it is raised where it is waited for."""
+class WorldRanks(ProcessHost):
+    """The ranks of a whole world. They are judged by what they have issued, when all have ended."""
 
     kind = HostKind.WORLD
 
-    def __init__(self, body: Callable[[launch.RankContext], object], inherited: Any = None, why_not: str = ""):
-        """`inherited`: for the contexts of the ranks. `why_not`: a verb with its object, why the test cannot run."""
-        self._body = body
-        self._inherited = inherited
+    def __init__(self, body: WorldBody, why_not: str = "", buffered_sends: bool = False):
+        """`why_not`: a verb with its object, why the test cannot run."""
+        super().__init__()
+        self.body = body
         self._why_not = why_not
+        self._buffered_sends = buffered_sends
+        # If all ranks have ended by themselves.
+        self.facts: WorldFacts | None = None
+        # What is to be said of a world that is sound.
+        self.warnings: list[str] = []
 
     def refusal(self, what: str, why: str) -> Exception:
         size = launch_settings.read_settings().world
@@ -72,43 +83,80 @@ class WorldRanks(Host):
         return not_run(size, why)
 
     def start(self, attempt: RankAttempt) -> None:
-        """Do nothing: all ranks run while they are waited for."""
+        if self._why_not:
+            raise not_run(attempt.plan.world_size, self._why_not)
+        self.start_world(attempt, attempt.job(run_rank_of_world))
+
+    def start_world(self, attempt: RankAttempt, job: launch.Job) -> None:
+        """Start the first rank of a job. The others follow when it has ended."""
+        if dist.is_initialized():
+            raise RuntimeError(
+                "this process has a process group: check a whole world before it makes one, or destroy it"
+            )
+        for name in (*expected_imports(attempt.plan.case.file), *launch.preload_hints()):
+            # Here, once: each world would do it again.
+            importlib.import_module(name)
+        own = replace(
+            job, at_once=system.cores(), arguments={"timeout": attempt.timeout}, sanitize=Sanitize(is_recorded=True)
+        )
+        self.run = launch.launch_from_here(own, self.body)
+
+    def watch(self, attempt: RankAttempt) -> RankEvidence:
+        # With the rules of collectives.
+        from torch_testing_ext._testing.bases.world_evidence import RecordsOfWorld, WorldFacts
+
+        assert self.run is not None
+        records = RecordsOfWorld(self.run, attempt.settings)
+        evidence = launch.watch(self.run, attempt.timeout, attempt.expected, self.at_timeout, records)
+        if not all_passed(evidence.reports):
+            return evidence
+        self.facts = WorldFacts(records.world, self._buffered_sends)
+        self.facts.note_view(with_calls=attempt.settings.lanes)
+        return self.facts.complete(evidence)
 
     def judge(self, attempt: RankAttempt) -> RanksEnd:
-        size = attempt.settings.world
-        assert size is not None
-        if self._why_not:
-            raise not_run(size, self._why_not)
+        end = super().judge(attempt)
+        skips = [report for report in end.reports if report.ending is RankEnding.SKIPPED]
+        if skips and not any(report.ending.is_failure for report in end.reports):
+            # A rank that skips as it does not suit a world speaks for all.
+            first = skips[0]
+            return replace(end, verdict=launch.Verdict(launch.Outcome.SKIPPED, first.summary, code=first.code))
+        if self.facts is None or end.verdict.outcome is not launch.Outcome.PASSED:
+            return end
+        for line in self.facts.cuts:
+            # What the ranks did until there has been compared.
+            reason = f"not judged: compares communicated values at {line}"
+            return replace(end, verdict=launch.Verdict(launch.Outcome.SKIPPED, reason))
+        self.warnings = self.facts.warnings()
+        for line in few(self.warnings):
+            show_to_user(line)
+        return end
 
-        # With the rules of collectives.
-        from torch_testing_ext._testing.bases import whole_worlds
 
-        def body(rank: int) -> None:
-            self._run(rank, size, attempt.directory)
+def run_rank_of_world(context: launch.RankContext, timeout: float | None) -> None:
+    """Run the body as a rank of a whole world. `timeout`: for waits in a store."""
+    # With what ranks alone need.
+    from torch_testing_ext._testing.bases.rank_in_world import RankInWorld
 
-        ranks = whole_worlds.run_ranks(body, size, _TIMEOUT, is_test=True)
-        whole_worlds.judge_ranks(ranks)
-        return RanksEnd((), launch.Verdict(launch.TestOutcome.PASSED))
+    world: WorldBody = context.inherited
+    context.inherited = world.inherited
+    ends_process = not world.is_test
+    in_world = RankInWorld(context, timeout)
 
-    def _run(self, rank: int, size: int, directory: Path) -> None:
-        account = KeptAccount()
-        context = launch.RankContext(rank, size, directory, account, inherited=self._inherited)
-        context.enter()
-        # As in every rank of a test.
-        set_rng_seed()
+    def body() -> None:
+        account = context.account
         try:
-            self._body(context)
-        except SystemExit as leaving:
-            account.raise_error()
-            skip = SKIP_BY_CODE.get(leaving.code) if isinstance(leaving.code, int) else None
-            if skip is not None:
-                raise Skipped(skip) from None
-            raise RuntimeError(f"the test has exited with {leaving.code!r}") from None
-        account.raise_error()
+            with recorded_account(account, ends_process=ends_process), rank_warnings.recorded_warnings(account):  # noqa: SIM117
+                with in_world.active(judges=not world.is_test):
+                    refuse_what_ran_nothing(world.call(context))
+        finally:
+            in_world.finish()
+        in_world.settle(account, world.is_test)
+
+    run_rank(context, body, ends_process=ends_process, leaves_groups=False, reports_imports=True, meets_peers=False)
 
 
-# In seconds, of each rank.
-_TIMEOUT = 60.0
+launch.Named.of(run_rank_of_world)
 
 
 def why_not_in_world(test: RankedTestCase) -> str:

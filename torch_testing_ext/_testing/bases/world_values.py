@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check, inputs_of, outputs_of
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL
+from torch_testing_ext._collectives.worlds.world_records import COMPARED, READ
 from torch_testing_ext._torch import torch_frames, training
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, works
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors
-from torch_testing_ext._torch.torch_frames import program_places
 
 _DTENSOR = "torch.distributed.tensor"
 
@@ -46,21 +45,19 @@ class WaitLog(Check):
 class RankUses(TensorUses):  # type: ignore[no-untyped-call]
     """Follows the tensors of a rank: their bytes, and which of them depend on values of other ranks."""
 
-    def __init__(self, on_wait: Callable[[int], None], line: Callable[[], Site | None]):
+    def __init__(self, on_wait: Callable[[int], None], on_value: Callable[[str, str], None]):
+        """`on_value`: gets what happens to a value of other ranks, and the method by which."""
         super().__init__(None)
         self._on_wait_for = on_wait
-        self._line = line
+        self._on_value = on_value
         # By storage: its bytes, and the latest call that its values depend on.
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._depends: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
         self._bytes = 0
         self.most = 0
-        self.warnings: list[str] = []
         # A value of other ranks has been read.
         self.has_read = False
-        # The lines of assertions that have read such a value, or have failed after that.
-        self.not_judged: dict[str, None] = {}
         self._asserts = 0
 
     # -- assertions of a test, which may be about values that nobody has communicated
@@ -94,7 +91,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
             except AssertionError:
                 if not self.has_read:
                     raise
-                self.not_judged[_place_here()] = None
+                self._on_value(COMPARED, "")
                 return None
 
         return call
@@ -108,7 +105,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
                 found = find(*args, **kwargs)
             if not found or not self.has_read:
                 return found
-            self.not_judged[_place_here()] = None
+            self._on_value(COMPARED, "")
             return []
 
         return call
@@ -158,13 +155,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
             return
         self._on_wait_for(number)
         self.has_read = True
-        if self._asserts:
-            self.not_judged[_place_here()] = None
-            return
-        text = f"{method}() reads a value that other ranks have a part in, and that a whole world does not know"
-        text += f"   {self._line()}"
-        if text not in self.warnings:
-            self.warnings.append(text)
+        self._on_value(COMPARED if self._asserts else READ, "" if self._asserts else f"{method}()")
 
     # -- operations
 
@@ -225,12 +216,6 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         size, _ = self._storages.pop(key)
         self._depends.pop(key, None)
         self._bytes -= size
-
-
-def _place_here() -> str:
-    """The line of the program that is running."""
-    place = next(program_places(sys._getframe(1)), None)
-    return "" if place is None else str(Site(*place))
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -33,7 +33,6 @@ class Leftovers(Aspect):
             HostKind.THREADS: "what a thread starts belongs to the process of all",
             HostKind.TORCHRUN: "torchrun starts the ranks, and says nothing of what they leave",
             HostKind.LAUNCHED: "the launcher starts the ranks, and says nothing of what they leave",
-            HostKind.WORLD: "processes that a rank of a world leaves are ended without a word",
         }
     )
 

@@ -129,7 +129,6 @@ class RankWarnings(Aspect):
             HostKind.THREADS: "threads warn in the process of the test itself",
             HostKind.SCRIPT: "the warnings of a script are in its output",
             HostKind.TORCHRUN: "the warnings of a script are in its output",
-            HostKind.WORLD: "the warnings of a rank of a world are in its output",
         }
     )
 

@@ -110,18 +110,25 @@ class RankRecords:
         for rank in ranks:
             if rank not in self.accounts:
                 self.accounts[rank] = self.read_account(rank)
-        reports = [self.report(rank) if self._has_ended(rank) else self._lost(rank) for rank in ranks]
+        reports = [self._report_at_end(rank) for rank in ranks]
         have_passed = all_passed(reports)
         collectives = [self._collectives(rank, only_left=have_passed) for rank in ranks]
         reports = with_collectives(reports, self.logs, collectives)
         if not have_passed:
             reports = [self._with_texts(report) for report in reports]
         if not have_passed or any(report.recorder for report in reports) or read_settings().lanes:
-            write_lanes(self.run.job.directory, self.run.began, reports, collectives)
+            self.write_lanes(reports, collectives)
         return tuple(reports)
 
-    def _has_ended(self, rank: int) -> bool:
-        return rank in self.answers or rank in self.run.exits
+    def write_lanes(self, reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> None:
+        """Write the file from which reports draw the ranks. `left`: the records of those whose reports have none."""
+        write_lanes(self.run.job.directory, self.run.began, reports, left)
+
+    def _report_at_end(self, rank: int) -> RankReport:
+        if rank in self.run.waiting:
+            return RankReport(rank, RankEnding.UNSTARTED, ended=now())
+        has_ended = rank in self.answers or rank in self.run.exits
+        return self.report(rank) if has_ended else self._lost(rank)
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""

@@ -25,8 +25,9 @@ from torch_testing_ext.launch.verdict import Expected
 class WatchRules:
     """The seconds that ranks get which still run after another has ended, and what is done with them after that."""
 
-    after_failure: float
-    after_death: float
+    # None: a rank that fails does not limit the time of the others.
+    after_failure: float | None
+    after_death: float | None
     # None: a rank that skips does not limit the time of the others.
     after_skip: float | None = None
     # None: ranks that are lost are not named before the verdict.
@@ -39,6 +40,14 @@ class WatchRules:
 
 # Processes that this package has started.
 OWN_PROCESSES = WatchRules(grace_periods.AFTER_FAILURE, grace_periods.AFTER_DEATH, grace_periods.AFTER_SKIP)
+
+
+# Processes that this package has started, and that do not wait for each other: each has a time of its own.
+IN_TURNS = WatchRules(None, None)
+
+
+# Ranks in turns of which one has failed: so many show which ones fail alike.
+ENOUGH_IN_TURNS = 64
 
 
 # Processes that a test has started. Nothing but their exit codes may say how they have ended.
@@ -99,15 +108,19 @@ class RankWatch:
         expected: Expected | None = None,
         began: float = 0.0,
         timeout: float | None = None,
+        in_turns: Iterable[int] = (),
     ):
-        """`timeout`: the time of the test since it `began`; None: it has no limit."""
+        """`timeout`: the time of the test since it `began`; None: no limit. `in_turns`: ranks that begin later."""
         self.rules = rules
         self.expected = expected or Expected()
         self.timeout = timeout
         self.deadline = None if timeout is None else began + timeout
-        # The ranks in which the test has not ended, and those whose processes are there.
-        self.running = set(ranks)
-        self.alive = set(self.running)
+        # The ranks whose processes are there, those whose turn has not come, and those in which the test has not ended.
+        self.alive = set(ranks)
+        self.waiting = set(in_turns)
+        self.running = self.alive | self.waiting
+        # Ranks in turns have a time of their own: when each of those that run began.
+        self._begun = dict.fromkeys(self.alive, began) if self.waiting else None
         # The end of the time that running ranks get since others have ended.
         self.grace_ends: float | None = None
         self.has_failed = False
@@ -132,16 +145,34 @@ class RankWatch:
     def on_end(self, report: RankReport, at: float) -> None:
         """The test has ended in a rank. A grace period begins if this keeps the others from ending."""
         self.running.discard(report.rank)
+        if self._begun is not None:
+            self._begun.pop(report.rank, None)
+            self._limit_turns()
         if report.ending is RankEnding.LOST:
             self._lost_at = at if self._lost_at is None else min(self._lost_at, at)
         if report.ending is RankEnding.SKIPPED and not self.expected.codes_are_open:
-            if self.rules.after_skip is not None:
-                self._grant(at + self.rules.after_skip)
+            self._grant(at, self.rules.after_skip)
         elif self.expected.decides(report):
             self.has_failed = True
             has_died = report.ending in (RankEnding.KILLED, RankEnding.EXITED)
             self.stacks_timeout = grace_periods.FOR_STACKS_AFTER_DEATH if has_died else grace_periods.FOR_STACKS
-            self._grant(at + (self.rules.after_death if has_died else self.rules.after_failure))
+            self._grant(at, self.rules.after_death if has_died else self.rules.after_failure)
+            rest = {rank for rank in self.waiting if rank >= ENOUGH_IN_TURNS}
+            self.waiting -= rest
+            self.running -= rest
+
+    def on_turn(self, rank: int, at: float) -> None:
+        """A rank has begun whose turn has come."""
+        self.waiting.discard(rank)
+        self.alive.add(rank)
+        if self._begun is not None:
+            self._begun[rank] = at
+            self._limit_turns()
+
+    def _limit_turns(self) -> None:
+        """Of ranks in turns, the time of the first that runs ends next."""
+        if self._begun is not None and self.timeout is not None:
+            self.deadline = min(self._begun.values()) + self.timeout if self._begun else None
 
     def on_restart(self, rank: int) -> None:
         """A rank that a fault has ended runs the test again."""
@@ -153,16 +184,17 @@ class RankWatch:
         self.deadline = until if self.deadline is None else min(self.deadline, until)
 
     def on_exit(self, rank: int) -> None:
-        """The process of a rank has ended."""
+        """The process of a rank has ended, or will never be there."""
         self.running.discard(rank)
         self.alive.discard(rank)
+        self.waiting.discard(rank)
 
     def on_pause(self, until: float) -> None:
         """The user has had a rank in the debugger: the time of the test and the grace period begin again."""
         if self.timeout is not None:
             self.deadline = until + self.timeout
         if self.grace_ends is not None:
-            self.grace_ends = until + self.rules.after_failure
+            self.grace_ends = until + (self.rules.after_failure or 0.0)
 
     def on_finding(self) -> None:
         """The ranks cannot end, or their collectives disagree."""
@@ -191,8 +223,9 @@ class RankWatch:
         if self.stop in (None, Stop.ALL_ENDED):
             self.stop = Stop.GIVEN_UP
 
-    def _grant(self, end: float) -> None:
-        self.grace_ends = end if self.grace_ends is None else min(self.grace_ends, end)
+    def _grant(self, at: float, grace: float | None) -> None:
+        if grace is not None:
+            self.grace_ends = at + grace if self.grace_ends is None else min(self.grace_ends, at + grace)
 
     # -- the next step
 

@@ -14,26 +14,31 @@ from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import start, terminal_turns
 from torch_testing_ext.launch.accounts import RankEnding, now
 from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.fork_server_messages import Preload
 from torch_testing_ext.launch.nccl_status import NcclStatus, ask_nccl
 from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.verdict import Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.looks import Looks
 from torch_testing_ext.launch.watching.rank_records import RankRecords
-from torch_testing_ext.launch.watching.rules import OWN_PROCESSES, RankWatch, WatchAction
+from torch_testing_ext.launch.watching.rules import IN_TURNS, OWN_PROCESSES, RankWatch, WatchAction
 
 # Seconds between looks at the faults of a test.
 LOOK_AT_FAULTS = 0.05
 
 
 def watch(
-    run: Run, timeout: float | None, expected: Expected, on_timeout: Callable[[], None] = lambda: None
+    run: Run,
+    timeout: float | None,
+    expected: Expected,
+    on_timeout: Callable[[], None] = lambda: None,
+    records: RankRecords | None = None,
 ) -> RankEvidence:
     """Watch a run until it has ended. At the time-out, `on_timeout` is called before the running ranks are ended.
 
-    Without a time-out, as in a debugger, the ranks are not probed.
+    Without a time-out, as in a debugger, the ranks are not probed. `records`: those of this run, to know more of it.
     """
-    watcher = RankWatcher(run, expected, run.began, timeout)
+    watcher = RankWatcher(run, expected, run.began, timeout, records=records)
     try:
         watcher.wait()
         if watcher.state.timed_out:
@@ -85,8 +90,12 @@ class RankWatcher:
             # Ranks that go on without a peer issue other calls than it does.
             expected = replace(expected, faults=self.plan, may_differ=True)
         self.expected = expected
-        self.state = RankWatch(range(len(run.pids)), OWN_PROCESSES, expected, began, timeout)
-        self.looks = Looks(run, expected, self.records.logs, None if timeout is None else endless or timeout)
+        # Ranks in turns wait for nobody.
+        are_in_turns = run.job.at_once is not None
+        rules = IN_TURNS if are_in_turns else OWN_PROCESSES
+        self.state = RankWatch(range(len(run.pids)), rules, expected, began, timeout, run.waiting)
+        endless = None if timeout is None or are_in_turns else endless or timeout
+        self.looks = Looks(run, expected, self.records.logs, endless)
         # What NCCL says of ranks that hang.
         self.nccl: NcclStatus | None = None
         # When a rank has last been in the debugger.
@@ -137,10 +146,23 @@ class RankWatcher:
             # The log of its first process is not that of its calls now.
             self.looks.give_up()
             self.state.look_due = None
+        self._begin_turns(ranks)
         return bool(ranks)
 
+    def _begin_turns(self, ended: Sequence[int]) -> None:
+        """Start the ranks whose turn comes with the ends of others."""
+        if self.state.stop is not None or self.run.lost:
+            return
+        if 0 in ended and self.state.waiting:
+            first = self.records.accounts[0]
+            # Else each of them imports that.
+            self.run.server.send(Preload(first.imported if first is not None else (), at_once=True))
+        while self.state.waiting and len(self.run.alive) < (self.run.job.at_once or 0):
+            self.state.on_turn(self.run.start_next(), now())
+
     def _take_exits(self) -> None:
-        for rank in self.state.alive.difference(self.run.alive):
+        gone = self.state.alive.difference(self.run.alive)
+        for rank in gone | self.state.waiting if self.run.lost else gone:
             self.state.on_exit(rank)
 
     # -- faults of the test

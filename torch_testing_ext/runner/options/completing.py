@@ -57,8 +57,6 @@ def _check_world(options: Options) -> None:
 
 # Why a whole world leaves no room for another option; and what to do.
 _WHY_ALONE = {
-    "pdb": "have no terminal. Leave out one of them",
-    "trace": "have no terminal. Leave out one of them",
     "shake": "wait for nobody, so delays change nothing. Leave out one of them",
     "cluster": "run on this machine. Leave out one of them",
     "fake_accelerators": "use the CPU. Leave out one of them",

@@ -38,9 +38,9 @@ class TestsInWorldsTest(unittest.TestCase):
         self.assertEqual(world.size, size)
         return world
 
-    def assertFinds(self, size, name, *texts):
+    def assertFinds(self, size, name, *texts, outcome="failed"):
         seen = self.run_in(size, subject.FourRanks, name)
-        self.assertEqual(seen.outcome, "failed", seen.message)
+        self.assertEqual(seen.outcome, outcome, seen.message)
         for text in texts:
             self.assertIn(text, seen.message)
 
@@ -57,12 +57,12 @@ class TestsInWorldsTest(unittest.TestCase):
     def test_a_hang_that_four_ranks_do_not_have(self):
         self.assertPasses(4, subject.FourRanks, "test_group_of_four")
         said = "ranks 4-7 left before barrier #1; ranks 0-3 are waiting in it"
-        self.assertFinds(8, "test_group_of_four", said, line_of("# fault"))
+        self.assertFinds(8, "test_group_of_four", said, line_of("# fault"), outcome="error")
 
     def test_a_ring_that_forgets_the_last(self):
         self.assertPasses(4, subject.FourRanks, "test_ring_that_forgets_the_last")
         said = "rank 3 left without sending; rank 4 is waiting in recv #1 from rank 3"
-        self.assertFinds(5, "test_ring_that_forgets_the_last", said)
+        self.assertFinds(5, "test_ring_that_forgets_the_last", said, outcome="error")
 
     def test_an_uneven_split(self):
         self.assertPasses(4, subject.FourRanks, "test_uneven")
@@ -99,8 +99,8 @@ class TestsInWorldsTest(unittest.TestCase):
         self.assertFinds(8, "test_mismatch_before_a_bare_assertion", "ranks 0-3 call all_reduce [4] float32")
 
     def test_an_assertion_on_own_values_is_judged(self):
-        self.assertFinds(8, "test_own_values", "8 of 8 ranks failed", line_of("dist.get_world_size(), 4"))
-        self.assertFinds(8, "test_own_values_by_name", "8 of 8 ranks failed", line_of("assert_close(torch.ones(2)"))
+        self.assertFinds(8, "test_own_values", "all 8 ranks failed", line_of("dist.get_world_size(), 4"))
+        self.assertFinds(8, "test_own_values_by_name", "all 8 ranks failed", line_of("assert_close(torch.ones(2)"))
 
     def test_what_does_not_run(self):
         four = subject.FourRanks
