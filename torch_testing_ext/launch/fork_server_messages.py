@@ -42,8 +42,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Start:
-    """Start one rank of a run, whose turn has come or which has ended, by a pickled job. Answered by StartedRank or
-    StartFailed."""
+    """Start one rank of a run, later than the others or again. Answered by StartedRank or StartFailed."""
 
     run: int
     rank: int

@@ -66,6 +66,12 @@ class DebuggingTest(unittest.TestCase):
         self.assertIn("'in rank 0!'", text)
         self.assertIn("1 passed", text)
 
+    @pytest.mark.slow
+    def test_in_a_whole_world(self) -> None:
+        text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--debug-rank=2", "--world=3")
+        self.assertIn("'in rank 2!'", text)
+        self.assertIn("ranks 0-2  failed  test_subject.py:", text)
+
     def test_help_and_mistakes(self) -> None:
         run = run_pytest({}, "--markers")
         self.assertRegex(

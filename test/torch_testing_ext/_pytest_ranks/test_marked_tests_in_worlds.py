@@ -37,7 +37,7 @@ class UnderPytestTest(PytestCase):
     def test_bad_input(self):
         for words, said in (
             (("--world", "0"), "'0' is not a number of ranks: 1, 2, 3 ..."),
-            (("--world", "2", "--debug-rank", "1"), "--world and --debug-rank cannot be combined"),
+            (("--world", "2", "--fake-accelerators", "2"), "--world and --fake-accelerators cannot be combined"),
         ):
             run = run_pytest({"test_w.py": ""}, *words)
             self.assertEqual(run.code, 4)

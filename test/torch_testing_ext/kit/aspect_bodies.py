@@ -1,5 +1,7 @@
 """Bodies of ranks that show an aspect of their test: an address, a check, a warning, a process that is left."""
 
+import ctypes
+import signal
 import subprocess
 import sys
 import warnings
@@ -28,8 +30,14 @@ def leaves_a_process(rank):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 
 
+def leaves_a_fork(rank):
+    """Python does not see this fork, so that no rank is refused it."""
+    if ctypes.CDLL(None).fork() == 0:
+        signal.pause()
+
+
 def fails(rank):
     raise AssertionError("it fails")
 
 
-BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process, fails)}
+BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process, leaves_a_fork, fails)}

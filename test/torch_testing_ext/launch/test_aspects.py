@@ -136,7 +136,9 @@ class EveryAspectTest(unittest.TestCase):
     def test_leftovers(self):
         def check(kind):
             with mock.patch("sys.stderr") as stderr:
-                self.assertEqual(run_kind(kind, "leaves_a_process").outcome, "passed")
+                # A rank of a world may not start a process, as far as Python knows.
+                body = "leaves_a_fork" if kind is HostKind.WORLD else "leaves_a_process"
+                self.assertEqual(run_kind(kind, body).outcome, "passed")
             written = "".join(call.args[0] for call in stderr.write.call_args_list)
             self.assertRegex(written, r"rank \d left running")
 

@@ -7,7 +7,9 @@ from torch_testing_ext._process.ends import AFTER_SIGTERM
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Expected, RankEnding, RankReport, grace_periods
 from torch_testing_ext.launch.watching.rules import (
+    ENOUGH_IN_TURNS,
     FOREIGN_PROCESSES,
+    IN_TURNS,
     LAUNCHED_PROCESSES,
     OWN_PROCESSES,
     RankWatch,
@@ -48,6 +50,52 @@ class RankWatchTest(unittest.TestCase):
         for rank in set(self.watch.alive):
             self.watch.on_exit(rank)
         self.next(WatchAction.JUDGE, killed_at)
+
+
+class TestRanksInTurns(RankWatchTest):
+    """Ranks that wait for nobody: each has a time of its own, and a failure limits nobody's."""
+
+    def begin_in_turns(self, ranks, timeout=TIMEOUT):
+        self.watch = RankWatch([0], IN_TURNS, None, began=0.0, timeout=timeout, in_turns=range(1, ranks))
+
+    def test_each_has_a_time_of_its_own(self):
+        self.begin_in_turns(3)
+        self.next(WatchAction.WAIT, 0.0, TIMEOUT)
+        self.end(0, RankEnding.PASSED, 20.0)
+        self.next(WatchAction.WAIT, 1e9, None)  # the next one is about to begin
+        self.watch.on_turn(1, 25.0)
+        self.next(WatchAction.WAIT, 40.0, 25.0 + TIMEOUT)
+        self.watch.on_turn(2, 30.0)
+        self.end(1, RankEnding.PASSED, 50.0)
+        self.next(WatchAction.WAIT, 50.0, 30.0 + TIMEOUT)
+        self.end(2, RankEnding.PASSED, 51.0)
+        self.next(WatchAction.JUDGE, 51.0)
+
+    def test_one_takes_too_long(self):
+        self.begin_in_turns(3)
+        self.end(0, RankEnding.PASSED, 1.0)
+        self.watch.on_turn(1, 1.0)
+        self.ends_the_rest(1.0 + TIMEOUT)
+        self.assertTrue(self.watch.timed_out)
+
+    def test_the_others_go_on_after_a_failure(self):
+        self.begin_in_turns(2)
+        self.end(0, RankEnding.FAILED, 1.0)
+        self.watch.on_turn(1, 1.0)
+        self.next(WatchAction.WAIT, 20.0, 1.0 + TIMEOUT)
+        self.end(1, RankEnding.PASSED, 30.0)
+        self.next(WatchAction.JUDGE, 30.0)
+
+    def test_after_a_failure_only_the_first_ones_begin(self):
+        self.begin_in_turns(2 * ENOUGH_IN_TURNS)
+        self.end(0, RankEnding.ERROR, 1.0)
+        self.assertEqual(self.watch.waiting, set(range(1, ENOUGH_IN_TURNS)))
+
+    def test_without_a_time_out(self):
+        self.begin_in_turns(2, timeout=None)
+        self.end(0, RankEnding.PASSED, 1.0)
+        self.watch.on_turn(1, 1.0)
+        self.next(WatchAction.WAIT, 1e9)
 
 
 class TestTheWayToTheVerdict(RankWatchTest):

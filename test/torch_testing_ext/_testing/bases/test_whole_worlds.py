@@ -21,10 +21,13 @@ import world_programs as programs
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from torch_testing_ext._process import system
+from torch_testing_ext._collectives.lanes_of_ranks import LANES_FILE
+from torch_testing_ext._process import setting_names, system
 from torch_testing_ext._torch.groups.dataless_groups import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.watching import rules
+from torch_testing_ext.launch.watching.rank_lanes import read_lanes
 from torch_testing_ext.ranks import spawn
 from torch_testing_ext.worlds import check_world, whole_world
 
@@ -294,6 +297,62 @@ class FactsTest(TestCase):
             own.sum().item()
 
         self.assertEqual(check_world(body, 2).warnings, [])
+
+
+class LikeOtherRanksTest(WorldCase):
+    """What ranks of a world have as all other ranks do."""
+
+    def test_lanes(self):
+        with tempfile.TemporaryDirectory() as folder:
+            environ = {setting_names.LANES: "1", setting_names.LOGS: folder}
+            with unittest.mock.patch.dict(os.environ, environ):
+                check_world(programs.step_in_two_dimensions, 4)
+            (file,) = Path(folder).rglob(LANES_FILE)
+            lanes = read_lanes(file)
+        self.assertEqual([lane.rank for lane in lanes], [0, 1, 2, 3])
+        for lane in lanes:
+            self.assertEqual(len(lane.calls), 2)
+            for call in lane.calls:
+                self.assertLess(lane.began, call.at)
+                self.assertLess(call.at, lane.ended)
+
+    def test_warnings(self):
+        def body(rank, size):
+            warnings.warn(f"from rank {rank}", stacklevel=1)
+
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            check_world(body, 2)
+        self.assertEqual({str(warning.message) for warning in seen}, {"from rank 0", "from rank 1"})
+
+    def test_output_of_a_rank_that_fails(self):
+        def body(rank, size):
+            print(f"hello from rank {rank}")
+            assert rank < 2
+
+        with self.assertRaises(RankFailure) as caught:
+            check_world(body, 3)
+        self.assertTrue(str(caught.exception).startswith("rank 2 of 3 failed: AssertionError"))
+        self.assertIn("hello from rank 2", caught.exception.account)
+        self.assertNotIn("hello from rank 1", caught.exception.account)
+
+    def test_after_a_failure_few_begin(self):
+        def body(rank, size):
+            assert rank > 0
+
+        with unittest.mock.patch.object(rules, "ENOUGH_IN_TURNS", 3), self.assertRaises(RankFailure) as caught:
+            check_world(body, 100)
+        self.assertIn("ranks 3-99  not started", str(caught.exception))
+
+    @pytest.mark.slow
+    def test_a_debugged_rank_has_the_streams_of_this_process(self):
+        call = "check_world(world_programs.says, 3)"
+        code = f"import world_programs\nfrom torch_testing_ext.worlds import check_world\n{call}"
+        environ = {**os.environ, setting_names.DEBUG_RANK: "1"}
+        # Only a process of its own has streams that a rank can write to.
+        command = [sys.executable, "-c", code]
+        said = subprocess.run(command, env=environ, cwd=FILE.parent, capture_output=True, text=True, check=True)
+        self.assertEqual(said.stdout, "rank 1 says\n")
 
 
 class RefusedTest(WorldCase):

@@ -424,6 +424,10 @@ def sends_datagram(rank, size):
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))  # fault
 
 
+def says(rank, size):
+    print(f"rank {rank} says")
+
+
 def never_ends(rank, size):
     while rank == 1:
         pass  # fault
