@@ -120,13 +120,13 @@ class WorldRanks(ProcessHost):
         if skips and not any(report.ending.is_failure for report in end.reports):
             # A rank that skips as it does not suit a world speaks for all.
             first = skips[0]
-            return replace(end, verdict=launch.Verdict(launch.Outcome.SKIPPED, first.summary, code=first.code))
-        if self.facts is None or end.verdict.outcome is not launch.Outcome.PASSED:
+            return replace(end, verdict=launch.Verdict(launch.TestOutcome.SKIPPED, first.summary, code=first.code))
+        if self.facts is None or end.verdict.outcome is not launch.TestOutcome.PASSED:
             return end
         for line in self.facts.cuts:
             # What the ranks did until there has been compared.
             reason = f"not judged: compares communicated values at {line}"
-            return replace(end, verdict=launch.Verdict(launch.Outcome.SKIPPED, reason))
+            return replace(end, verdict=launch.Verdict(launch.TestOutcome.SKIPPED, reason))
         self.warnings = self.facts.warnings()
         for line in few(self.warnings):
             show_to_user(line)
