@@ -88,8 +88,10 @@ class Call:
     # The number of the call in this rank, over all groups.
     order: int = 0
     shapes: tuple[str, ...] = ()
-    # Shapes with types.
+    # Shapes with types, as they are shown.
     inputs: tuple[str, ...] = ()
+    # Those that the rank hands over, where that is known: none of a receive, and of a scatter only its root's.
+    given: tuple[str, ...] = ()
     # The properties that must be equal on all members.
     agreement: tuple[Any, ...] = ()
     is_over: bool = False

@@ -50,13 +50,12 @@ class Issued:
     def to_call(self) -> Call:
         """The call as the rules read it, without what only the log knows: its order, its line, its thread."""
         shown = self.outputs if self.kind in ("recv", "scatter") else self.inputs
-        shapes = tuple(str(list(shape)) for shape, _ in shown)
-        dtypes = (dtype for _, dtype in shown)
         is_exchange = self.kind in ("all_to_all", "all_to_all_single")
         return Call(
             kind=self.kind,
-            shapes=shapes,
-            inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, dtypes, strict=True)),
+            shapes=tuple(str(list(shape)) for shape, _ in shown),
+            inputs=_in_words(shown),
+            given=() if self.kind == "recv" else _in_words(self.inputs),
             agreement=self.agreement(),
             timeout=self.timeout or math.inf,
             details=tuple(self._details()),
@@ -136,6 +135,10 @@ def _parts(tensor: Tensor, splits: Sequence[int], size: int) -> tuple[int, ...]:
         return (of_each_member,) * size
     row = math.prod(shape[1:])
     return tuple(rows * row for rows in splits)
+
+
+def _in_words(tensors: Sequence[Tensor]) -> tuple[str, ...]:
+    return tuple(f"{list(shape)} {dtype}" for shape, dtype in tensors)
 
 
 def _counts(tensors: Sequence[Tensor]) -> tuple[int, ...]:

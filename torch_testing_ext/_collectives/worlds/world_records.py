@@ -187,8 +187,8 @@ def _has_name(group: GroupRecord, name: str) -> bool:
 
 
 def bytes_of(call: Call) -> int:
-    """The bytes that a rank hands over to a call; a receive has none."""
-    return 0 if call.kind == "recv" else sum(map(_bytes_of, call.inputs))
+    """The bytes that a rank hands over to a call."""
+    return sum(map(_bytes_of, call.given))
 
 
 def _bytes_of(tensor: str) -> int:

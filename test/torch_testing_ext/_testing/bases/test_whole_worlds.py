@@ -245,6 +245,18 @@ class FactsTest(TestCase):
         self.assertEqual(world.bytes(op="broadcast"), [0] * 8)
         self.assertEqual(world.longest_chain, 2)
 
+    def test_bytes_are_what_a_rank_hands_over(self):
+        def body(rank, size):
+            parts = [torch.empty(4)] * size if rank == 0 else None
+            dist.scatter(torch.empty(4), parts, src=0)
+            if rank < 2:
+                dist.send(torch.empty(2), 1) if rank == 0 else dist.recv(torch.empty(2), 0)
+
+        world = check_world(body, 3)
+        self.assertEqual(world.bytes(op="scatter"), [48, 0, 0])
+        self.assertEqual((world.bytes(op="send"), world.bytes(op="recv")), ([8, 0, 0], [0] * 3))
+        self.assertEqual(len(world.classes), 3)
+
     def test_memory(self):
         def body(rank, size):
             kept = torch.empty(1000 * (rank + 1), dtype=torch.uint8)
