@@ -88,15 +88,15 @@ for turn in range(12):
     for word in best:
         with tempfile.TemporaryDirectory() as folder:
             if word != "off":
-                rank_sanitizer.prepare_hook(True)
-                rank_sanitizer.begin_sanitizing(0, read_kinds(word), None, Path(folder, "log"))
+                rank_sanitizer.of_process.prepare(True)
+                rank_sanitizer.of_process.begin(0, read_kinds(word), None, Path(folder, "log"))
             for part in range(3):
                 began = time.thread_time()
                 for _ in range(500):
                     call()
                 best[word] = min(best[word], (time.thread_time() - began) / 500)
-            rank_sanitizer.finish_sanitizing()
-            rank_sanitizer.prepare_hook(False)
+            rank_sanitizer.of_process.finish()
+            rank_sanitizer.of_process.prepare(False)
 for word, seconds in best.items():
     print(word, 1e6 * seconds)
 """
@@ -119,15 +119,15 @@ def run(rank, folder):
     for turn in range(12):
         for word in times:
             if word != "off":
-                rank_sanitizer.prepare_hook(True)
-                rank_sanitizer.begin_sanitizing(rank, read_kinds(word), None, Path(folder, f"log{rank}"))
+                rank_sanitizer.of_process.prepare(True)
+                rank_sanitizer.of_process.begin(rank, read_kinds(word), None, Path(folder, f"log{rank}"))
             dist.barrier()
             began = time.thread_time()
             for _ in range(200):
                 dist.all_reduce(mine)
             times[word].append((time.thread_time() - began) / 200)
-            rank_sanitizer.finish_sanitizing()
-            rank_sanitizer.prepare_hook(False)
+            rank_sanitizer.of_process.finish()
+            rank_sanitizer.of_process.prepare(False)
             dist.barrier()
     if rank == 0:
         for word, seconds in times.items():

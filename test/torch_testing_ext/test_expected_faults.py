@@ -665,7 +665,7 @@ class BadInputTest(unittest.TestCase):
         self.assertEqual(asked, [1])
 
     def test_operations_are_those_of_the_hook(self):
-        self.assertEqual({known["kind"] for known in operation_hook._KNOWN.values()}, set(OPERATIONS_OF_CALLS))
+        self.assertEqual({known["kind"] for known in operation_hook.KNOWN.values()}, set(OPERATIONS_OF_CALLS))
 
 
 class CostTest(unittest.TestCase):

@@ -30,9 +30,44 @@ _READER_OF_A_WORKER = os.path.join("execnet", "gateway_base.py")
 _OF_THE_DRIVER = re.compile("cuda[0-9a-f]{11}")
 # Seconds for a thread that has been joined to leave the process; there is no event for that.
 _ENDING = 1.0
-_torch_has_threads = False
-# The process that is known not to lack any thread.
-_safe_pid = os.getpid()
+
+
+class ForkHistory:
+    """How this process came to be, as far as its threads depend on that."""
+
+    def __init__(self) -> None:
+        # The process that is known not to lack any thread.
+        self._safe_pid = os.getpid()
+        self._torch_has_threads = False
+
+    def was_forked(self) -> str | None:
+        """Return the reason why a process that was itself forked is not safe to fork; None if it was not forked.
+
+        It may lack threads that its libraries count on: OpenMP would wait for them.
+        """
+        is_safe = os.getpid() == self._safe_pid
+        return None if is_safe else "it was itself forked and lacks the threads of its parent"
+
+    def mark_fork_safe(self) -> None:
+        """Mark this process, a forked child, as safe to fork: its parent was checked, so it lacks no thread."""
+        self._safe_pid = os.getpid()
+        # torch replaces its pool of threads at the next use, and aborts if that is in several threads (2.11 to 2.15).
+        torch = sys.modules.get("torch")
+        # A module that is still being imported may have no such function yet.
+        get_num_threads = getattr(torch, "get_num_threads", None)
+        has_one = get_num_threads is not None and get_num_threads() == 1
+        if self._torch_has_threads or has_one:
+            self.have_torch_start_its_threads()
+
+    def have_torch_start_its_threads(self) -> None:
+        self._torch_has_threads = True
+        torch = sys.modules.get("torch")
+        with suppress(Exception):
+            if torch is not None:
+                torch.set_num_threads(torch.get_num_threads())
+
+
+of_process = ForkHistory()
 
 
 def prepare_to_fork() -> str | None:
@@ -80,27 +115,6 @@ def _outermost(frame: FrameType) -> CodeType:
     return frame.f_code
 
 
-def was_forked() -> str | None:
-    """Return the reason why a process that was itself forked is not safe to fork; None if it was not forked.
-
-    It may lack threads that its libraries count on: OpenMP would wait for them.
-    """
-    return None if os.getpid() == _safe_pid else "it was itself forked and lacks the threads of its parent"
-
-
-def mark_fork_safe() -> None:
-    """Mark this process, a forked child, as safe to fork: its parent was checked, so it lacks no thread."""
-    global _safe_pid
-    _safe_pid = os.getpid()
-    # torch replaces its pool of threads at the next use, and aborts if that is in several threads (2.11 to 2.15).
-    torch = sys.modules.get("torch")
-    # A module that is still being imported may have no such function yet.
-    get_num_threads = getattr(torch, "get_num_threads", None)
-    has_one = get_num_threads is not None and get_num_threads() == 1
-    if _torch_has_threads or has_one:
-        _have_torch_start_its_threads()
-
-
 def check_by_fork() -> str | None:
     """Make this process safe to fork if possible, and check that by a fork, in which libraries end their threads."""
     unsafe = prepare_to_fork()
@@ -118,8 +132,8 @@ def check_after_fork() -> str | None:
     """
     if _threads_that_count() <= 1:
         return None
-    _have_torch_start_its_threads()
-    of_child = _threads_of_a_child(_have_torch_start_its_threads)
+    of_process.have_torch_start_its_threads()
+    of_child = _threads_of_a_child(of_process.have_torch_start_its_threads)
     until = time.monotonic() + _ENDING
     missing = _threads_that_count() - of_child
     while missing > 0 and time.monotonic() < until:
@@ -146,15 +160,6 @@ def _threads_of_a_child(first: Callable[[], None]) -> int:
         os._exit(min(system.threads(), 255))
     # None where SIGCHLD is ignored: there are no exit statuses then.
     return wait_for_exit(pid) or 0
-
-
-def _have_torch_start_its_threads() -> None:
-    global _torch_has_threads
-    _torch_has_threads = True
-    torch = sys.modules.get("torch")
-    with suppress(Exception):
-        if torch is not None:
-            torch.set_num_threads(torch.get_num_threads())
 
 
 def fork() -> int:

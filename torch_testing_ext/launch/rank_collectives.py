@@ -32,7 +32,7 @@ def prepare_to_sanitize(sanitize: Sanitize | None) -> None:
     if wanted or "torch_testing_ext._collectives.sanitizer.rank_sanitizer" in sys.modules:
         from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
-        rank_sanitizer.prepare_hook(wanted)
+        rank_sanitizer.of_process.prepare(wanted)
 
 
 def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
@@ -41,7 +41,7 @@ def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     if wanted:
         from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
-        rank_sanitizer.begin_sanitizing(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
+        rank_sanitizer.of_process.begin(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
 
 
 def _wait_for_peers() -> None:
@@ -55,7 +55,7 @@ def end_of_sanitizing() -> None:
     """The test of this rank has returned. Raises what the sanitizer has failed with."""
     sanitizer = sys.modules.get("torch_testing_ext._collectives.sanitizer.rank_sanitizer")
     if sanitizer is not None:
-        sanitizer.finish_sanitizing()
+        sanitizer.of_process.finish()
 
 
 def collectives_of_test(more_follow: bool = False) -> bytes:
@@ -69,7 +69,7 @@ def collectives_of_test(more_follow: bool = False) -> bytes:
     dumps = flight_recorder.take_collectives() if more_follow else flight_recorder.recorded_collectives()
     packed = _packed(dumps, now(), sequences=sequences)
     if more_follow:
-        collective_errors.forget_errors()
+        collective_errors.errors.forget()
     return packed
 
 
@@ -81,9 +81,9 @@ def write_answer(target: Path, with_state: bool) -> None:
     at = now()
     state = state_of_process() if with_state else None
     sanitizer = sys.modules.get("torch_testing_ext._collectives.sanitizer.rank_sanitizer")
-    if state is not None and sanitizer is not None and sanitizer.is_active():
+    if state is not None and sanitizer is not None and sanitizer.of_process.is_active:
         # The parent reads the log; the first dump of a recorder takes half a second.
-        state = replace(state, timers=state.timers or sanitizer.has_shorter_timeouts())
+        state = replace(state, timers=state.timers or sanitizer.of_process.has_shorter_timeouts())
         data = _packed([], at, state, {})
     else:
         # Before the dump: a later one would look like a gap.
@@ -131,7 +131,7 @@ def _packed(
     groups = [group.fields for group in made_groups.made_groups()]
     creating = made_groups.group_in_creation()
     being_made = None if creating is None else creating.fields
-    errors = collective_errors.errors_of_collectives()
+    errors = list(collective_errors.errors.moments)
     return pack_record(groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made)
 
 

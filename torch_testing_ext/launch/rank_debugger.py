@@ -24,6 +24,7 @@ class RankDebugger(pdb.Pdb):
     """The debugger of one rank, which stops only while it has the terminal."""
 
     def __init__(self, context: StopContext):
+        self._context = context
         self._rank = context.rank or 0
         self._world_size = context.world_size
         self._turns = Turns(context.directory, self._rank)
@@ -65,6 +66,7 @@ class RankDebugger(pdb.Pdb):
                 return
         self.is_waiting = True
         is_first = self._turns.take()
+        self._context.is_about_to_stop = False
         self.is_waiting = False
         self._has_it = True
         if is_first and self._world_size > 1:
@@ -95,6 +97,7 @@ class RankDebugger(pdb.Pdb):
                 return
             self.is_waiting = True
             self._turns.take()
+            self._context.is_about_to_stop = False
             self.is_waiting = False
             self.print_stack_entry(self.stack[self.curindex])
 
@@ -116,14 +119,10 @@ class _Look(RankDebugger):
         super().interaction(frame, *more, **others)
 
 
-_debugger: RankDebugger | None = None
-
-
 def _debugger_of(context: StopContext) -> RankDebugger:
-    global _debugger
-    if _debugger is None:
-        _debugger = RankDebugger(context)
-    return _debugger
+    debugger: RankDebugger = context.debugger or RankDebugger(context)
+    context.debugger = debugger
+    return debugger
 
 
 def stop(context: StopContext, frame: FrameType) -> None:
@@ -133,7 +132,8 @@ def stop(context: StopContext, frame: FrameType) -> None:
 
 def look(context: StopContext) -> None:
     """The user has called for this rank: unless it waits for the terminal, show where its main thread is."""
-    if _debugger is not None and (_debugger.is_waiting or _debugger._has_it):
+    debugger = context.debugger
+    if debugger is not None and (debugger.is_waiting or debugger._has_it):
         return
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is not None:

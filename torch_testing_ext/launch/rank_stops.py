@@ -7,7 +7,6 @@ import sys
 from functools import partial
 from typing import Any
 
-from torch_testing_ext.launch import terminal_turns
 from torch_testing_ext.launch.terminal_turns import StopContext
 
 
@@ -44,7 +43,7 @@ def prepare(context: StopContext) -> None:
 def _stop(context: StopContext, *arguments: Any, **options: Any) -> None:
     if not context.terminal.path:
         raise CannotStop(f"breakpoint(){context} cannot stop: {context.terminal.why_not}")
-    terminal_turns.about_to_stop = True
+    context.is_about_to_stop = True
     from . import rank_debugger
 
     rank_debugger.stop(context, sys._getframe(1))
@@ -72,7 +71,7 @@ def at_test() -> None:
 
 def called(context: StopContext) -> None:
     """The user asks for this rank."""
-    if terminal_turns.about_to_stop:
+    if context.is_about_to_stop:
         return
     from . import rank_debugger
 

@@ -195,7 +195,7 @@ class Launcher:
     def _why_not_forked(self) -> str | None:
         if not self._inherits:
             return "its ranks must not inherit from it"
-        return fork_safety.was_forked() or fork_safety.prepare_to_fork()
+        return fork_safety.of_process.was_forked() or fork_safety.prepare_to_fork()
 
     def _warn_once(self, text: str, reason: str) -> None:
         if (text, reason) not in self._warned:

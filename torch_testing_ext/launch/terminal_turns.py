@@ -3,25 +3,26 @@
 The rank that has it holds the lock of a file in the folder of the run. The file's time is that of the last change.
 """
 
+from __future__ import annotations
+
 import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch_testing_ext._process import locks
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext.launch.accounts import now
 
-# This rank has called breakpoint(), and will wait for the terminal.
-about_to_stop = False
 # Between two looks at whether it is this rank's turn.
 _PAUSE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass
 class StopContext:
-    """The facts that a process needs to stop for the user."""
+    """The facts that a process needs to stop for the user, and its debugger, once it has stopped."""
 
     terminal: UserTerminal
     # Of the run.
@@ -29,6 +30,10 @@ class StopContext:
     # None: this process is no rank.
     rank: int | None = None
     world_size: int = 1
+    # It has called breakpoint(), and will wait for the terminal.
+    is_about_to_stop: bool = False
+    # A `RankDebugger`.
+    debugger: Any = None
 
     def __str__(self) -> str:
         return "" if self.rank is None else f" in rank {self.rank} of {self.world_size}"
@@ -46,10 +51,8 @@ class Turns:
 
     def take(self) -> bool:
         """Wait for the terminal. Returns whether this is its first use in the run."""
-        global about_to_stop
         while not self._lock_if_next(None, self._rank):
             time.sleep(_PAUSE)
-        about_to_stop = False
         return self._begin()
 
     def take_if_called(self) -> bool:

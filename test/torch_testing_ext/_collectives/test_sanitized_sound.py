@@ -563,13 +563,13 @@ class NotSanitized(MultiProcContinuousTest):
     def with_it(self):
         from torch_testing_ext._torch.operations import operation_hook
 
-        self.assertTrue(operation_hook.is_installed())
+        self.assertTrue(operation_hook.hook.is_installed)
         dist.all_reduce(ones())
 
     def without_it(self):
         from torch_testing_ext._torch.operations import operation_hook
 
-        self.assertFalse(operation_hook.is_installed())
+        self.assertFalse(operation_hook.hook.is_installed)
         self.assertEqual(type(dist.distributed_c10d.Work.wait).__name__, "instancemethod")
         dist.all_reduce(ones(), dist.ReduceOp.MAX if self.rank else dist.ReduceOp.SUM)
 

@@ -101,7 +101,7 @@ class ThreadsTest(unittest.TestCase):
         self.assertIn("1 native threads", str(self.check_with_thread(b"other")))
         pid = os.fork()
         if pid == 0:
-            fork_safety.mark_fork_safe()
+            fork_safety.of_process.mark_fork_safe()
             os._exit(system.threads())
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), system.cores())
 

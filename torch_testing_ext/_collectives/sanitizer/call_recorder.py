@@ -111,7 +111,7 @@ class CallRecorder:
         site, parts = self._place_of(kernel.f_back)
         blocks = operation_hook.is_synchronous(spec, args)
         blocks = blocks or (spec.is_p2p and is_called_as(spec.kind, issuer_of(kernel)))
-        op = operation_hook.reduce_op_of(spec, args)
+        op = operation_hook.hook.reduce_op_of(spec, args)
         form = _CallForm(spec.name, known[0], inputs, outputs, op, root, peer, tag, splits, timeout, blocks, parts)
         what = self._whats.get(form)
         if what is None:

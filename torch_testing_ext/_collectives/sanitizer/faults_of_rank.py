@@ -64,7 +64,7 @@ class FaultsOfRank:
         self._happened: dict[int, str] = {}
         wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
         if "store" in wheres:
-            watched_stores.watch_stores(self._at_store)
+            watched_stores.hooks.tell(self._at_store)
         self._hooks: list[Any] = []
         if "step" in wheres or not plan.faults:
             self._hooks = replicated_tensors.watch_steps(self._before_step, self._after_step)

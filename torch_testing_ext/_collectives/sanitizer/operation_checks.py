@@ -110,7 +110,7 @@ class NanCheck(Check):
         if spec.kind in ("broadcast", "scatter") and not _is_root(spec, args, group):
             # Its tensors are overwritten.
             return
-        op = operation_hook.name_of_reduce_op(operation_hook.reduce_op_of(spec, args))
+        op = operation_hook.name_of_reduce_op(operation_hook.hook.reduce_op_of(spec, args))
         for tensor in inputs_of(spec, args):
             text = describe_non_finite(tensor, op)
             if text:

@@ -60,10 +60,11 @@ class RankSanitizer:
         self._pid = os.getpid()
         if plan is not None:
             self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
-        operation_hook.install()
-        operation_hook.listen(self._recorder)
-        collective_errors.on_error_of_collectives(self._log.error_now)
-        watched_waits.watch_waits(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
+        operation_hook.hook.install()
+        operation_hook.hook.listener = self._recorder
+        collective_errors.errors.on_error = self._log.error_now
+        listener = watched_waits.WaitListener(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
+        watched_waits.hooks.tell(listener)
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
@@ -76,7 +77,7 @@ class RankSanitizer:
 
     def _on_error_of_wait(self) -> None:
         self._log.error_now()
-        collective_errors.note_error()
+        collective_errors.errors.note()
 
     def _on_waited(self, work: object, is_complete: bool) -> None:
         if self._waits is not None:
@@ -96,53 +97,55 @@ class RankSanitizer:
             raise RecorderError(f"the sanitizer failed, so its findings are not complete:\n{self._recorder.error}")
 
 
-_current: RankSanitizer | None = None
+class ProcessSanitizer:
+    """The sanitizer of this process: none, or that of the test that runs in it."""
+
+    def __init__(self) -> None:
+        self._current: RankSanitizer | None = None
+
+    def prepare(self, wanted: bool) -> None:
+        """Install the hook, for this process and those that it forks, or remove it."""
+        if wanted:
+            operation_hook.hook.install()
+        else:
+            operation_hook.hook.remove()
+
+    def begin(
+        self,
+        rank: int,
+        kinds: frozenset[SanitizeKind],
+        shake: int | None,
+        path: Path,
+        plan: FaultPlan | None = None,
+        wait_for_peers: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
+        if self._current is None:
+            os.register_at_fork(after_in_child=_leave_alone)
+        self._current = RankSanitizer(rank, kinds, shake, path, plan, wait_for_peers)
+
+    @property
+    def is_active(self) -> bool:
+        return self._current is not None
+
+    def has_shorter_timeouts(self) -> bool:
+        """Whether a group has got a shorter time-out since it was first used. The log does not know it."""
+        return self._current is not None and self._current.has_shorter_timeouts()
+
+    def finish(self) -> None:
+        """The test has returned. Raises RecorderError."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.finish()
 
 
-def prepare_hook(wanted: bool) -> None:
-    """Install the hook, for this process and those that it forks, or remove it."""
-    if wanted:
-        operation_hook.install()
-    else:
-        operation_hook.remove()
-
-
-def begin_sanitizing(
-    rank: int,
-    kinds: frozenset[SanitizeKind],
-    shake: int | None,
-    path: Path,
-    plan: FaultPlan | None = None,
-    wait_for_peers: Callable[[], None] = lambda: None,
-) -> None:
-    """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
-    global _current
-    if _current is None:
-        os.register_at_fork(after_in_child=_leave_alone)
-    _current = RankSanitizer(rank, kinds, shake, path, plan, wait_for_peers)
-
-
-def is_active() -> bool:
-    return _current is not None
-
-
-def has_shorter_timeouts() -> bool:
-    """Whether a group has got a shorter time-out since it was first used. The log does not know it."""
-    return _current is not None and _current.has_shorter_timeouts()
+of_process = ProcessSanitizer()
 
 
 def _leave_alone() -> None:
     """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
-    operation_hook.listen(None)
-    collective_errors.on_error_of_collectives(None)
-    watched_waits.watch_waits(None, None)
-    watched_stores.watch_stores(None)
+    operation_hook.hook.listener = None
+    collective_errors.errors.on_error = None
+    watched_waits.hooks.tell(None)
+    watched_stores.hooks.tell(None)
     fault_points.rank = None
-
-
-def finish_sanitizing() -> None:
-    """The test has returned. Raises RecorderError."""
-    global _current
-    current, _current = _current, None
-    if current is not None:
-        current.finish()

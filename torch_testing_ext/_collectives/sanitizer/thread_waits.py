@@ -63,4 +63,4 @@ def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
         for rank in ranks:
             rank.check.waited(work)
 
-    watched_waits.watch_waits(tell if ranks else None, None)
+    watched_waits.hooks.tell(watched_waits.WaitListener(tell) if ranks else None)

@@ -321,7 +321,7 @@ class _Issued:
         self.inputs = inputs_of(spec, args)
         self.outputs = self.inputs if spec.outputs == spec.inputs else outputs_of(spec, args)
         self.name = name_of_operation(spec.kind, self.outputs if spec.inputs is None else self.inputs)
-        self.op = operation_hook.latest_reduce_op_of(spec, args)
+        self.op = operation_hook.hook.latest_reduce_op_of(spec, args)
 
     def queue(self) -> Any:
         """The queue in which a device executes the operations of a group; None on the CPU: nothing orders them."""

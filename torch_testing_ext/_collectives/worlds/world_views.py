@@ -56,12 +56,21 @@ def not_in_world(size: int, why: str) -> str:
     return f"not in a world of {count(size, 'rank')}: it {why}"
 
 
-# The worlds of the test that runs, in a process whose runner asks for them.
-noted_worlds: list[WorldView] | None = None
+class NotedWorlds:
+    """The worlds of the test that runs. They are kept only in a process whose runner asks for them."""
+
+    def __init__(self) -> None:
+        self.are_wanted = False
+        self._views: list[WorldView] = []
+
+    def add(self, view: WorldView) -> None:
+        self._views.append(view)
+
+    def take(self) -> tuple[WorldView, ...]:
+        """Return the worlds since the last call, and note those that follow."""
+        self.are_wanted = True
+        taken, self._views = self._views, []
+        return tuple(taken)
 
 
-def take_worlds() -> tuple[WorldView, ...]:
-    """Return the worlds since the last call, and note those that follow."""
-    global noted_worlds
-    taken, noted_worlds = noted_worlds, []
-    return tuple(taken or ())
+noted = NotedWorlds()

@@ -104,8 +104,8 @@ class RankInWorld:
         dist.init_process_group("fake", store=self._store, rank=self._rank, world_size=self._world_size)
         self._recorder.note_groups()
         self._refuse()
-        operation_hook.listen(self._recorder)
-        watched_waits.watch_waits(self.uses.waited, None)
+        operation_hook.hook.listener = self._recorder
+        watched_waits.hooks.tell(watched_waits.WaitListener(self.uses.waited))
         tensor_reads.listen_to_reads(self.uses)
         replace_for_good("waits for devices in a world", lambda name, wait: self.uses.synchronize)
         replace_for_good("memory in a world", lambda name, resize: self.uses.watched_resize(resize))
@@ -118,7 +118,7 @@ class RankInWorld:
 
     def finish(self) -> None:
         """The body has ended."""
-        operation_hook.listen(None)
+        operation_hook.hook.listener = None
         self._recorder.note_groups()
         self._log.memory(self.uses.most)
         # The log has all: nobody needs to ask torch for it.

@@ -63,9 +63,9 @@ class WorldFacts:
 
     def note_view(self, with_calls: bool) -> None:
         """Note the world for the reports of a runner, if there is one."""
-        if world_views.noted_worlds is not None:
+        if world_views.noted.are_wanted:
             lines = [*self.not_judged, *self.cuts]
-            world_views.noted_worlds.append(world_traffic.view_of(self.records, self.progress.chain, lines, with_calls))
+            world_views.noted.add(world_traffic.view_of(self.records, self.progress.chain, lines, with_calls))
 
     def complete(self, evidence: RankEvidence) -> RankEvidence:
         """The evidence with what is wrong with the world, and with its ranks."""

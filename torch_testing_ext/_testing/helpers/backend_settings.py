@@ -75,24 +75,38 @@ def _tf32(allowed: bool) -> Iterator[None]:
             yield
 
 
-_lock, _inside, _shared = threading.Lock(), 0, contextlib.ExitStack()
+class _SharedSetting:
+    """A setting of the process. Of threads that are inside at once, the first one sets it, and the last one resets."""
+
+    def __init__(self, setting: Callable[[], contextlib.AbstractContextManager[None]]):
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._entered = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._entered.enter_context(self._setting())
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._entered.close()
+
+
+_FULL_FLOAT32 = _SharedSetting(functools.partial(_tf32, False))
 
 
 @contextlib.contextmanager
 def tf32_off() -> Iterator[None]:
-    """Compute in full float32. Of threads that are inside at once, the first one sets that, and the last one resets."""
-    global _inside
-    with _lock:
-        if _inside == 0:
-            _shared.enter_context(_tf32(False))
-        _inside += 1
-    try:
+    """Compute in full float32."""
+    with _FULL_FLOAT32.entered():
         yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                _shared.close()
 
 
 @contextlib.contextmanager

@@ -8,34 +8,37 @@ from collections.abc import Callable
 _now = time.time_ns
 
 
-# When they were raised, in nanoseconds since 1970.
-_errors: list[int] = []
 _MOST_ERRORS = 1000
-_on_error: Callable[[], None] | None = None
-_is_of_lost_peer: Callable[[BaseException], bool] | None = None
 
 
-def on_error_of_collectives(call: Callable[[], None] | None) -> None:
-    """Call this whenever a function of torch.distributed raises in this process."""
-    global _on_error
-    _on_error = call
+class CollectiveErrors:
+    """What functions of torch.distributed have raised in this process. `on_error`: is called whenever one does."""
+
+    def __init__(self) -> None:
+        # In nanoseconds since 1970.
+        self.moments: list[int] = []
+        self.on_error: Callable[[], None] | None = None
+        self._is_of_lost_peer: Callable[[BaseException], bool] | None = None
+
+    def watch(self, is_of_lost_peer: Callable[[BaseException], bool]) -> None:
+        """Note errors from now on. `is_of_lost_peer`: whether an error says that another rank has ended."""
+        self._is_of_lost_peer = is_of_lost_peer
+        logger_of_errors().addHandler(_ErrorHandler())
+
+    def note(self) -> None:
+        """Note that a call of torch.distributed has raised."""
+        if len(self.moments) < _MOST_ERRORS:
+            self.moments.append(_now())
+
+    def forget(self) -> None:
+        """The errors until now do not count for the next test."""
+        self.moments.clear()
+
+    def has_lost_peer(self, error: BaseException) -> bool:
+        return self._is_of_lost_peer is not None and self._is_of_lost_peer(error)
 
 
-def errors_of_collectives() -> list[int]:
-    """The moments at which functions of torch.distributed have raised in this process."""
-    return list(_errors)
-
-
-def forget_errors() -> None:
-    """The errors until now do not count for the next test."""
-    _errors.clear()
-
-
-def watch_errors(is_of_lost_peer: Callable[[BaseException], bool]) -> None:
-    """Note errors from now on. `is_of_lost_peer`: whether an error says that another rank has ended."""
-    global _is_of_lost_peer
-    _is_of_lost_peer = is_of_lost_peer
-    logger_of_errors().addHandler(_ErrorHandler())
+errors = CollectiveErrors()
 
 
 def logger_of_errors() -> logging.Logger:
@@ -51,16 +54,6 @@ class _ErrorHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not isinstance(record.msg, dict) or "error" not in record.msg:
             return
-        note_error()
-        if _on_error is not None:
-            _on_error()
-
-
-def note_error() -> None:
-    """Note that a call of torch.distributed has raised."""
-    if len(_errors) < _MOST_ERRORS:
-        _errors.append(_now())
-
-
-def has_lost_peer(error: BaseException) -> bool:
-    return _is_of_lost_peer is not None and _is_of_lost_peer(error)
+        errors.note()
+        if errors.on_error is not None:
+            errors.on_error()

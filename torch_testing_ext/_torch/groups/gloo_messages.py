@@ -16,7 +16,7 @@ import torch
 from torch_testing_ext._torch import replacing
 from torch_testing_ext._torch.torch_frames import program_places
 
-from .collective_errors import has_lost_peer, note_error
+from .collective_errors import errors
 from .made_groups import noted_groups, numbers_of_groups, timeout_of_group
 
 # Taken before a test could replace it.
@@ -163,7 +163,7 @@ def _noted_barrier(barrier: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return barrier(*args, **kwargs)
         except Exception:
-            note_error()
+            errors.note()
             raise
 
     return _not_compiled(monitored_barrier)
@@ -183,9 +183,9 @@ def _noted_message(method: Callable[..., Any], kind: str, parameters: tuple[str,
             work = method(group, *args, **kwargs)
         except BaseException as error:
             # With a peer that has left, the message lacks its partner, and uses up no number.
-            if has_lost_peer(error):
+            if errors.has_lost_peer(error):
                 message.is_issued = False
-                note_error()
+                errors.note()
             else:
                 messages_of_process.drop(message)
             raise

@@ -12,7 +12,7 @@ from typing import Any
 from torch_testing_ext._torch import replacing
 
 from . import group_creation
-from .collective_errors import forget_errors, watch_errors
+from .collective_errors import errors
 from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
 from .gloo_messages import through_gloo, watch_messages
 from .made_groups import MadeGroup, groups_in_creation, noted_groups, numbers_of_groups
@@ -29,7 +29,7 @@ def forget_groups() -> None:
     through_gloo.clear()
     latest.clear()
     used_up.clear()
-    forget_errors()
+    errors.forget()
 
 
 def watch_process_groups(
@@ -61,7 +61,7 @@ def watch_process_groups(
     group_creation.take_part(create_watched)
     replacing.replace_for_good("new members of groups", _watched_reconfigure)
     watch_messages()
-    watch_errors(is_of_lost_peer)
+    errors.watch(is_of_lost_peer)
 
 
 def _watched_reconfigure(_: str, reconfigure: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,8 +74,6 @@ KNOWN: dict[str, dict[str, Any]] = {
     "recv_": {"kind": "recv", "group": 1, "outputs": 0, "peer": 2, "tag": 3},
     "recv_any_source_": {"kind": "recv", "group": 1, "outputs": 0, "tag": 2},
 }
-_listener: Listener | None = None
-_library: Any = None
 
 
 def can_hook() -> str | None:
@@ -108,31 +106,45 @@ def _specs() -> list[OpSpec]:
     return found
 
 
-def is_installed() -> bool:
-    return _library is not None
+class OperationHook:
+    """The hook on all operations of this process. Until it has a listener, they only pass through."""
+
+    def __init__(self) -> None:
+        self.listener: Listener | None = None
+        self._library: Any = None
+        # The arguments of a call, by their identity, and its reduce operation, which takes long to find.
+        self._latest_op: tuple[int, int | None] = (0, None)
+
+    @property
+    def is_installed(self) -> bool:
+        return self._library is not None
+
+    def install(self) -> None:
+        """Hook all operations, if they are not yet."""
+        if self._library is None:
+            library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+            for spec in _specs():
+                library.impl(spec.name, _kernel(spec), "BackendSelect", with_keyset=True)
+            self._library = library
+
+    def remove(self) -> None:
+        if self._library is not None:
+            self._library._destroy()
+        self._library = self.listener = None
+
+    def reduce_op_of(self, spec: OpSpec, args: tuple[Any, ...]) -> int | None:
+        """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
+        op = None if spec.op is None else int(torch._C.ScriptObject._get_method(args[spec.op], "op")())
+        self._latest_op = id(args), op
+        return op
+
+    def latest_reduce_op_of(self, spec: OpSpec, args: tuple[Any, ...]) -> int | None:
+        """The same, for a call that the listener has asked for it since the call began."""
+        known, op = self._latest_op
+        return op if known == id(args) else self.reduce_op_of(spec, args)
 
 
-def install() -> None:
-    """Hook all operations. Until there is a listener, they only pass through."""
-    global _library
-    if _library is None:
-        library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for spec in _specs():
-            library.impl(spec.name, _kernel(spec), "BackendSelect", with_keyset=True)
-        _library = library
-
-
-def remove() -> None:
-    global _library, _listener
-    if _library is not None:
-        _library._destroy()
-    _library = _listener = None
-
-
-def listen(listener: Listener | None) -> None:
-    """Tell `listener` of each operation of this process from now on, and no other one."""
-    global _listener
-    _listener = listener
+hook = OperationHook()
 
 
 def _kernel(spec: OpSpec) -> Callable[..., Any]:
@@ -141,7 +153,7 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
     redispatch = getattr(torch.ops.c10d, spec.name).default._handle.redispatch_boxed
 
     def kernel(keys: Any, *args: Any) -> Any:
-        listener = _listener
+        listener = hook.listener
         if listener is None:
             return redispatch(keys & after, *args)
         known = listener.before(spec, args)
@@ -190,24 +202,6 @@ def group_of(spec: OpSpec, args: tuple[Any, ...]) -> Any:
 
 
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
-
-
-def reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
-    """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
-    global _latest_op
-    op = None if spec.op is None else int(torch._C.ScriptObject._get_method(args[spec.op], "op")())
-    _latest_op = id(args), op
-    return op
-
-
-# The arguments of a call, by their identity, and its reduce operation, which takes long to find.
-_latest_op: tuple[int, int | None] = (0, None)
-
-
-def latest_reduce_op_of(spec: OpSpec, args: tuple[Any, ...]) -> int | None:
-    """The same, for a call that the listener has asked for it since the call began."""
-    known, op = _latest_op
-    return op if known == id(args) else reduce_op_of(spec, args)
 
 
 def name_of_reduce_op(number: int | None) -> str | None:

@@ -10,25 +10,34 @@ from typing import Any
 from torch_testing_ext._torch.replacing import Replacement
 from torch_testing_ext._torch.torch_frames import is_of_torch
 
-_on_store: Callable[[str, bool], None] | None = None
-_replaced: list[Replacement] = []  # while somebody listens
+OnStore = Callable[[str, bool], None]
 
 
-def watch_stores(on_store: Callable[[str, bool], None] | None) -> None:
-    """Call `on_store(name, is_over)` around each method of a store, if code outside of torch calls it."""
-    global _on_store
-    _on_store = on_store
-    if on_store is None:
-        while _replaced:
-            _replaced.pop().undo()
-    elif not _replaced:
-        _replaced.append(Replacement("calls of stores", _watched_store))
+class StoreHooks:
+    """The hooks of this process. Without a listener, the methods of stores are as they were."""
+
+    def __init__(self) -> None:
+        self.on_store: OnStore | None = None
+        # While somebody listens.
+        self._replaced: list[Replacement] = []
+
+    def tell(self, on_store: OnStore | None) -> None:
+        """Call `on_store(name, is_over)` around each method of a store, if code outside of torch calls it."""
+        self.on_store = on_store
+        if on_store is None:
+            while self._replaced:
+                self._replaced.pop().undo()
+        elif not self._replaced:
+            self._replaced.append(Replacement("calls of stores", _watched_store))
+
+
+hooks = StoreHooks()
 
 
 def _watched_store(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        on_store = _on_store
+        on_store = hooks.on_store
         if on_store is None or is_of_torch(sys._getframe(1).f_code.co_filename):
             return method(*args, **kwargs)
         on_store(name, False)

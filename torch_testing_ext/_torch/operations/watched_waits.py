@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
@@ -14,11 +15,6 @@ from torch_testing_ext._torch.replacing import Replacement
 
 # The methods after which a work is complete, on a CPU.
 _ENDS = ("wait", "is_completed")
-_on_wait: Callable[[Any], None] | None = None
-_on_waited: Callable[[Any, bool], None] | None = None
-_on_error: Callable[[], None] | None = None
-_futures: FutureListener | None = None
-_replaced: list[Replacement] = []  # while somebody listens
 _COMPUTING = (torch, torch.Tensor, torch.futures.Future)  # whose functions tell nobody that something is complete
 _waiting: dict[int, int] = {}  # by thread: how many waits it is in that have no time-out of their own
 
@@ -36,27 +32,43 @@ class FutureListener(Protocol):
         """A caller has got the result of a callback that only computes, and can only wait for this."""
 
 
-def watch_waits(
-    on_wait: Callable[[Any], None] | None,
-    on_error: Callable[[], None] | None,
-    futures: FutureListener | None = None,
-    on_waited: Callable[[Any, bool], None] | None = None,
-) -> None:
-    """Call `on_wait(work)` before each wait of Python code for a work, and `on_error` when one raises.
+@dataclass(frozen=True)
+class WaitListener:
+    """Hears of waits: `on_wait(work)` before each, `on_waited(work, is_complete)` after it, before the code goes on.
 
-    `on_waited(work, is_complete)` is called after each, before the waiting code goes on. Without `futures`, whoever
-    asks a work for its future counts as one that waits. With None, the methods of works are as they were.
-    `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15.
+    `on_error` is called when one raises. Without `futures`, a call of `get_future` counts as a wait.
     """
-    global _on_wait, _on_waited, _on_error, _futures
-    _on_wait, _on_waited, _on_error, _futures = on_wait, on_waited, on_error, futures
-    if on_wait is None:
-        while _replaced:
-            _replaced.pop().undo()
-    elif not _replaced:
-        _replaced.append(Replacement("waits for works", _watched))
-        if futures is not None:
-            _replaced.append(Replacement("uses of futures", _watched_use))
+
+    on_wait: Callable[[Any], None] | None = None
+    on_error: Callable[[], None] | None = None
+    futures: FutureListener | None = None
+    on_waited: Callable[[Any, bool], None] | None = None
+
+
+_NOBODY = WaitListener()
+
+
+class WaitHooks:
+    """The hooks of this process. Without a listener, the methods of works are as they were."""
+
+    def __init__(self) -> None:
+        self.listener = _NOBODY
+        # While somebody listens.
+        self._replaced: list[Replacement] = []
+
+    def tell(self, listener: WaitListener | None) -> None:
+        """Tell of each wait from now on. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
+        self.listener = listener or _NOBODY
+        if listener is None:
+            while self._replaced:
+                self._replaced.pop().undo()
+        elif not self._replaced:
+            self._replaced.append(Replacement("waits for works", _watched))
+            if listener.futures is not None:
+                self._replaced.append(Replacement("uses of futures", _watched_use))
+
+
+hooks = WaitHooks()
 
 
 def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,10 +79,11 @@ def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_chained = name == "then" and len(args) == 1 and _only_computes(args[0])
         result = method(self, *args, **kwargs) if is_chained or name == "done" else None
-        if _futures is not None and is_chained:
-            _futures.future_chained(self, result)
-        elif _futures is not None and result is not False:
-            _futures.future_used(self)
+        futures = hooks.listener.futures
+        if futures is not None and is_chained:
+            futures.future_chained(self, result)
+        elif futures is not None and result is not False:
+            futures.future_used(self)
         return method(self, *args, **kwargs) if result is None else result
 
     return call
@@ -89,9 +102,10 @@ def _only_computes(callback: Any) -> bool:
 
 def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def call(futures: list[Any]) -> Any:
-        if _futures is not None:
+        listener = hooks.listener.futures
+        if listener is not None:
             for future in futures:
-                _futures.future_used(future)
+                listener.future_used(future)
         return collect(futures)
 
     return call
@@ -102,13 +116,14 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if name == "get_future" and _futures is not None and torch._C._current_graph_task_id() == -1:
+        futures = hooks.listener.futures
+        if name == "get_future" and futures is not None and torch._C._current_graph_task_id() == -1:
             future = method(self)
-            _futures.future_taken(self, future)
+            futures.future_taken(self, future)
             # In a backward pass, C++ may get the future from a hook.
             return future
-        if name != "is_completed" and _on_wait is not None:
-            _on_wait(self)
+        if name != "is_completed" and hooks.listener.on_wait is not None:
+            hooks.listener.on_wait(self)
         thread = threading.get_ident()
         is_endless = name == "wait" and not args and not kwargs
         is_complete = False
@@ -118,16 +133,17 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             result = method(self, *args, **kwargs)
             is_complete = name in _ENDS and result is not False
         except Exception:
-            if _on_error is not None:
-                _on_error()
+            if hooks.listener.on_error is not None:
+                hooks.listener.on_error()
             raise
         finally:
             if is_endless:
                 _waiting[thread] -= 1
-            if name == "is_completed" and is_complete and _on_wait is not None:
-                _on_wait(self)
-            if (name != "is_completed" or is_complete) and _on_waited is not None:
-                _on_waited(self, is_complete)
+            listener = hooks.listener
+            if name == "is_completed" and is_complete and listener.on_wait is not None:
+                listener.on_wait(self)
+            if (name != "is_completed" or is_complete) and listener.on_waited is not None:
+                listener.on_waited(self, is_complete)
         return result
 
     return call

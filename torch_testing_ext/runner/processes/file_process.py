@@ -45,7 +45,7 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
         os._exit(0)
     sessions.detach(log)
     system.adopt_orphans()
-    fork_safety.mark_fork_safe()
+    fork_safety.of_process.mark_fork_safe()
     file_reads.begin(request.reads, inherited=True)
     try:
         file = LoadedFile.load(request.path, request.load_as)

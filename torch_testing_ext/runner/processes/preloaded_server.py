@@ -102,7 +102,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     from torch_testing_ext._process.questions import NoAnswer
     from torch_testing_ext._torch.devices import cuda_state
 
-    fork_safety.mark_fork_safe()
+    fork_safety.of_process.mark_fork_safe()
     try:
         kind, count = accelerators.runtime(), accelerators.device_count()
     except NoAnswer as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch_testing_ext import fault_points, faults
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._collectives.worlds.world_views import take_worlds
+from torch_testing_ext._collectives.worlds import world_views
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests.notes import take_left_running, take_notes
 from torch_testing_ext._tests.outcomes import TestOutcome
@@ -41,7 +41,7 @@ class UnitReports:
 
     def test_began(self, number: int) -> None:
         device_memory.forget_memory()
-        take_worlds()
+        world_views.noted.take()
         self._port_in_use = False
         self.send(Began(number, time.monotonic(), self._length_of_log()))
 
@@ -67,7 +67,7 @@ class UnitReports:
             memory and DeviceMemory(*memory),
             notes.warnings,
             notes.left_running,
-            take_worlds()[:_MOST_WORLDS],
+            world_views.noted.take()[:_MOST_WORLDS],
             _sweep_of(notes.sweeps, outcome),
         )
         self.send(Ended(number, time.monotonic(), end, self._length_of_log(), self._new_rank_directories()))

@@ -99,7 +99,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     start.work_in(unit.session)
     rank_stops.prepare(StopContext(UserTerminal.here(), unit.directory))
     # Its parents were checked before they forked it.
-    fork_safety.mark_fork_safe()
+    fork_safety.of_process.mark_fork_safe()
     signals.unblock()
 
 

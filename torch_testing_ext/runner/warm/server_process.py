@@ -238,7 +238,7 @@ class ServerProcess:
 
 def _renew() -> None:
     """Renew what a fork has of earlier runs: its parent's random numbers, and what is in folders."""
-    fork_safety.mark_fork_safe()
+    fork_safety.of_process.mark_fork_safe()
     importlib.invalidate_caches()
     file_reads.look_again()
     numpy_random: Any = sys.modules.get("numpy.random")

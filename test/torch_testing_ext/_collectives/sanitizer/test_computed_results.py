@@ -26,7 +26,7 @@ class ResultsTest(unittest.TestCase):
             for rank in range(WORLD_SIZE):
                 log = Path(folder, f"rank{rank}")
                 sampler = ResultSampler(log, lambda: None)
-                number = None if op is None else operation_hook._REDUCE_OPS.index(op)
+                number = None if op is None else operation_hook.REDUCE_OPS.index(op)
                 begun = Begun(
                     f"{kind} [4]", number, root, inputs[rank][0].dtype, _parts(inputs[rank], 1), outputs[rank]
                 )

@@ -24,7 +24,9 @@ def line_of(text):
 
 class TestsInWorldsTest(unittest.TestCase):
     def setUp(self):
-        noted = unittest.mock.patch.object(world_views, "noted_worlds", [])
+        worlds = world_views.NotedWorlds()
+        worlds.take()
+        noted = unittest.mock.patch.object(world_views, "noted", worlds)
         noted.start()
         self.addCleanup(noted.stop)
 
@@ -34,7 +36,7 @@ class TestsInWorldsTest(unittest.TestCase):
 
     def assertPasses(self, size, cls, name):
         self.assertEqual(self.run_in(size, cls, name), ("passed", ""))
-        (world,) = world_views.take_worlds()
+        (world,) = world_views.noted.take()
         self.assertEqual(world.size, size)
         return world
 
