@@ -23,6 +23,7 @@ from torch_testing_ext._collectives.failure import (
     SourceLine,
     Value,
 )
+from torch_testing_ext._collectives.findings.abandoned_calls import latest_call_in_words
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
@@ -134,9 +135,12 @@ def _rows(fault: Fault) -> list[RankRow]:
     doing = {line.rank: line for line in lines if isinstance(line, Doing)}
     culprits = set(fault.culprits)
     victims = {r.rank for r in fault.reports if r.rank not in doing and _is_victim(r, fault)} - culprits
-    others = (r for r in fault.reports if r.rank not in victims)
+    known = {r.rank: call for r in fault.reports if r.rank in victims and (call := _call_of_victim(r)) is not None}
+    victims -= known.keys()
+    others = (r for r in fault.reports if r.rank not in victims and r.rank not in known)
     # One that tells what failed in all ranks comes first, since it knows the line.
     seen = [_seen(report, doing, fault) for report in sorted(others, key=lambda r: r.rank not in culprits)]
+    seen += known.values()
     alike = group_by(seen, lambda one: (one.kind, one.place))
     rows = [
         RankRow(tuple(sorted(seen.rank for seen in same)), same[0].did, same[0].site, same[0].brief) for same in alike
@@ -147,6 +151,17 @@ def _rows(fault: Fault) -> list[RankRow]:
         in_order = tuple(r.rank for r in fault.reports if r.rank in victims)
         rows.append(RankRow(in_order, f"{lost}, or ended for that" if were_ended else lost, None))
     return sorted(rows, key=lambda row: (not set(row.ranks) & culprits, row.ranks))
+
+
+def _call_of_victim(report: RankReport) -> _Seen | None:
+    """The call in which a rank lost its peer, or was ended for that, and its line; None if they are not known."""
+    record = report.issued or report.recorder
+    latest = latest_call_in_words(record) if record is not None and record.is_whole else None
+    if latest is None or latest.call.site is None:
+        return None
+    has_lost = report.ending is not RankEnding.STOPPED
+    did = f"lost a peer in {latest.words}" if has_lost else f"in {latest.words}, ended for that"
+    return _Seen(report.rank, did, latest.call.site, did, latest.call.site, f"in {latest.words}")
 
 
 def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen:

@@ -8,10 +8,11 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torch_testing_ext._collectives.findings.abandoned_calls import first_abandoned
+from torch_testing_ext._collectives.findings.abandoned_calls import ended_under_way, first_abandoned
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
-from torch_testing_ext._collectives.findings.finding import Finding, FindingKind
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.findings.other_members import first_unlike_lists
 from torch_testing_ext._collectives.findings.uneven_calls import differences, first_uneven, first_unmatched
 from torch_testing_ext._collectives.proof.store_waits import suspected_creation
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
@@ -68,6 +69,7 @@ def _judge(
     if finding is not None:
         if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
             finding = _mismatch(reports, expected) or finding
+        finding = _unlike_groups(reports, expected) or finding
         return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
     deciding = [r for r in reports if expected.decides(r) and r not in running]
@@ -85,7 +87,7 @@ def _judge(
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         title = f"rank 0 of {len(reports)} should have ended with {_code(expected.code)}, but ended with "
         return _verdict(TestOutcome.FAILED, Fault(title + _code(reports[0].code), reports, case, (0,)), [reports[0]])
-    mismatch = _mismatch(reports, expected, unless_raised=True)
+    mismatch = _unlike_groups(reports, expected) or _mismatch(reports, expected, unless_raised=True)
     if mismatch is not None:
         return _found(reports, mismatch, case)
     return _found_by_sanitizer(reports, case, expected)
@@ -168,16 +170,26 @@ def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: 
     return first_mismatch(records, unless_raised)
 
 
+def _unlike_groups(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
+    """The first group for which ranks have given other members, unless the test allows that."""
+    recorded = [r.recorder for r in reports if r.recorder is not None]
+    return None if expected.may_differ else first_unlike_lists(recorded)
+
+
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
     """The records of the ranks, from their logs if they were sanitized."""
-    logged = [r.issued for r in reports if r.issued is not None]
+    logged = [
+        replace(r.issued, living=r.recorder.living) if r.recorder is not None else r.issued
+        for r in reports
+        if r.issued is not None
+    ]
     return logged or [r.recorder for r in reports if r.recorder is not None]
 
 
 def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     """The fault in the collectives that may explain failures."""
     known = {finding.kind: finding for finding in reversed(_known(reports))}
-    mismatch = _mismatch(reports, expected)
+    mismatch = _unlike_groups(reports, expected) or _mismatch(reports, expected)
     return mismatch or known.get(FindingKind.RACE) or _abandoned(reports) or known.get(FindingKind.UNWAITED)
 
 
@@ -220,8 +232,18 @@ def _failed(
     # Whoever has lost a rank by a fault of the test had to expect that.
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
     cause = finding or (None if has_fault else _cause(reports, expected))
-    if cause is not None and (_lost_a_peer(first) or _may_follow_from(cause, first)):
+    if cause is not None and (
+        _lost_a_peer(first)
+        or _may_follow_from(cause, first)
+        or _precedes(cause, first, _mismatch(reports, expected, True))
+    ):
         return _found(reports, cause, case)
+    passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
+    if first.error.cause is Cause.LOST_PEER and passed and not has_fault:
+        lost = [r.rank for r in reports if _lost_a_peer(r)]
+        under_way = ended_under_way(_records(reports), passed, lost)
+        if under_way is not None:
+            return _found(reports, under_way, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
     alike = [first.rank, *others]
     if first.error.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
@@ -232,6 +254,22 @@ def _failed(
     outcome = _OUTCOME_OF.get(first.ending, TestOutcome.CRASHED)
     fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
+
+
+def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) -> bool:
+    """Does a mismatch come before the error of this rank, which may follow from it?
+
+    The call of the rank is on the line that has raised, or above it in a function through which the error came, and
+    the test has not gone on after an error of that call. What an `except` or a `finally` calls is below.
+    """
+    if cause.kind is not FindingKind.MISMATCH or failed.in_flight is not None:
+        return False
+    calls = (line.site for line in cause.lines if isinstance(line, Doing) and line.rank == failed.rank)
+    site = next(calls, None)
+    if site is None:
+        return False
+    lines = [error.line for error in failed.error.sites if (error.file, error.function) == (site.file, site.function)]
+    return site.line in lines or (cause == not_expected and any(site.line < line for line in lines))
 
 
 def _failed_alike(one: RankReport, other: RankReport) -> bool:
@@ -262,7 +300,7 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     # The signal that asks for stacks may end a wait: a rank that continues only because of it has not passed.
     ranks = [r.rank for r in running]
     state = f"{_of_all(ranks, len(reports))} still running" if running else "the last ranks ended too late"
-    suspected = _suspicion(reports, running, expected)
+    suspected = _unlike_groups(reports, expected) or _suspicion(reports, running, expected)
     blamed = _known(reports)[:1] or ([suspected] if suspected is not None else _differences(reports)[:1])
     after = f"timed out after {seconds:.1f} s"
     waited_for, reason = nccl_status.suspects({r.rank: r.nccl for r in reports if r.nccl is not None})
@@ -293,7 +331,10 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     """Suspect a deadlock of ranks that still ran, over more than one collective of one group."""
     records = _records(reports)
     gone = {r.rank: ended(r) for r in reports if r not in running}
-    waiting = {rank: calls for rank, calls in waiting_calls(records).items() if rank not in gone}
+    not_over = {
+        rank: [wait for wait in waits if not wait.call.raised] for rank, waits in waiting_calls(records).items()
+    }
+    waiting = {rank: calls for rank, calls in not_over.items() if calls and rank not in gone}
     found = deadlocked(waiting, gone)
     if found:
         return describe_deadlock(found, gone, suspected=True)

@@ -276,7 +276,7 @@ class Prober:
             return None
         left: Mapping[int, RankRecord | None] = {rank: read_raw(rank, data) for rank, (_, data) in ended.items()}
         if self._logs:
-            running, left = self._from_logs(self._logs, running)
+            running, left = self._from_logs(self._logs, running, left)
         conclusion = judge_probe(self._evidence, running, left, _how_they_ended(ended), self._rules)
         self._evidence = conclusion.evidence
         self.doubt = conclusion.doubt
@@ -300,7 +300,7 @@ class Prober:
         return answers
 
     def _from_logs(
-        self, logs: Logs, running: Mapping[int, RankRecord]
+        self, logs: Logs, running: Mapping[int, RankRecord], left: Mapping[int, RankRecord | None]
     ) -> tuple[dict[int, RankRecord], dict[int, RankRecord]]:
         """The records of the logs: of the ranks that have answered, with their state, and of all others.
 
@@ -312,8 +312,19 @@ class Prober:
             # The numbers of messages are those of the answer.
             state = answer.state and replace(answer.state, p2p=False, message=None)
             if rank in records:
-                completed[rank] = replace(records[rank], state=state, at=answer.at, creating=answer.creating)
+                completed[rank] = replace(
+                    records[rank],
+                    state=state,
+                    at=answer.at,
+                    creating=answer.creating,
+                    lists=answer.lists,
+                    living=answer.living,
+                )
         others = {rank: record for rank, record in records.items() if rank not in running}
+        # Only a rank itself knows the members that it has given for groups.
+        for rank, known in left.items():
+            if known is not None and rank in others:
+                others[rank] = replace(others[rank], lists=known.lists)
         return completed, others
 
 

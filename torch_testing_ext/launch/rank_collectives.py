@@ -132,7 +132,11 @@ def _packed(
     creating = made_groups.group_in_creation()
     being_made = None if creating is None else creating.fields
     errors = list(collective_errors.errors.moments)
-    return pack_record(groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made)
+    lists = [tuple(each) for each in made_groups.noted_lists]
+    living = None if state is None else made_groups.living_groups()
+    return pack_record(
+        groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made, lists, living
+    )
 
 
 def _sequences() -> dict[str, tuple[int, int, int]] | None:

@@ -19,8 +19,13 @@ def async_broadcast_of_the_root(self):
 
 
 def async_all_reduce_of_one_rank(self):
+    # The work ends with an error when the others end.
+    store = dist.distributed_c10d._get_default_store()
     if self.rank == 1:
         self.work = dist.all_reduce(torch.ones(4), async_op=True)
+        store.set(f"{self.id()} has issued", "")
+    else:
+        store.wait([f"{self.id()} has issued"])
 
 
 def error_that_is_expected(self):

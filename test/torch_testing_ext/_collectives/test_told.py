@@ -4,6 +4,7 @@ import unittest
 
 import pytest
 import told_in_a_file_with_a_rather_long_name
+import told_innocent
 import told_threads
 import told_uneven
 from kit.told import add_tests
@@ -19,10 +20,15 @@ class LongTextsTest(unittest.TestCase):
     """On 80 columns."""
 
 
+class InnocentTest(unittest.TestCase):
+    """A rank that has done its part is not blamed."""
+
+
 class ThreadsTest(unittest.TestCase):
     """The collective of a thread is told, and not the wait for the thread."""
 
 
+add_tests(InnocentTest, told_innocent.PROGRAMS)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)

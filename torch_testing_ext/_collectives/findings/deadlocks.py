@@ -26,6 +26,8 @@ def waiting_calls(records: Records) -> dict[int, list[Wait]]:
         counts = {rank: len(issued.get(rank, ())) for rank in group.ranks}
         least = min(counts.values())
         for rank, calls in issued.items():
+            if by_rank[rank].has_destroyed(group.key):
+                continue
             for call in calls:
                 if call.is_over:
                     continue
@@ -65,10 +67,9 @@ def _never_ends(wait: Wait, left: Mapping[int, object], ended: Ended) -> bool:
 def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False) -> Finding:
     """The finding about ranks that cannot go on: abandoned by a rank that has ended, or in a cycle."""
     lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
-    abandoned = _abandoned(deadlocked, ended)
+    abandoned = _abandoned(deadlocked, ended, lines)
     if abandoned is not None:
-        sentence, gone = abandoned
-        return Finding(FindingKind.ABANDONED, sentence, lines, gone)
+        return abandoned
     causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
     if causes:
         return _waits_that_nobody_ends(causes, deadlocked, lines, suspected)
@@ -77,7 +78,7 @@ def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: b
     for rank, then in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
         wait = deadlocked[rank]
         subject = "which" if parts else f"rank {rank}"
-        parts.append(f"{subject} waits in {wait.group.title} ({wait.name}, {wait.call.line}) for rank {then}")
+        parts.append(f"{subject} {_waits_in(wait)} for rank {then}")
     if len(parts) > _LONGEST_CYCLE:
         hidden = len(parts) - _LONGEST_CYCLE
         parts[_LONGEST_CYCLE - 1 : -1] = [f"which waits for {hidden + 1} more ranks"]
@@ -130,13 +131,59 @@ def _waiting(rank: int, wait: Wait) -> Doing:
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
-def _abandoned(deadlocked: Mapping[int, Wait], ended: Ended) -> tuple[str, tuple[int, ...]] | None:
+def _abandoned(deadlocked: Mapping[int, Wait], ended: Ended, lines: tuple[Doing, ...]) -> Finding | None:
     for _, wait in sorted(deadlocked.items()):
         gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
-            return sentence_of_abandoned(gone, ended, wait, waiting), gone
+            return abandoned_by(gone, ended, wait, waiting, deadlocked, lines)
     return None
+
+
+def abandoned_by(
+    gone: tuple[int, ...],
+    ended: Ended,
+    wait: Wait,
+    waiting: Sequence[int],
+    waits: Mapping[int, Wait],
+    lines: tuple[Doing, ...],
+) -> Finding:
+    """The finding about ranks that ended without the call in which `waiting` are. `waits`: of all ranks that wait.
+
+    Where others wait for those, the chain is told from its other end: which of its ranks is wrong is not known.
+    """
+    chain = _chain_to(wait, waits)
+    if len(chain) == 1:
+        sentence = sentence_of_abandoned(gone, ended, wait, waiting)
+        return Finding(FindingKind.ABANDONED, sentence, lines, gone)
+    steps: list[str] = []
+    for step, then in zip(chain, [*([next_one.rank] for next_one in chain[1:]), gone], strict=True):
+        subject = "which" if steps else f"rank {step.rank}"
+        steps.append(f"{subject} {_waits_in(step)} for {list_of(then)}")
+    how = ended[gone[0]]
+    left = verb_for(gone, "has left", "have left") if how == TestOutcome.PASSED.value else how
+    ranks = tuple(step.rank for step in chain)
+    return Finding(FindingKind.ABANDONED, f"{', '.join(steps)}, which {left}", lines, ranks)
+
+
+def _chain_to(wait: Wait, waits: Mapping[int, Wait]) -> list[Wait]:
+    """The longest chain of ranks, by their numbers, of which each waits for the next one, to the rank of this wait."""
+    chain = [wait]
+    while True:
+        known = {step.rank for step in chain}
+        before = (
+            other
+            for rank, other in sorted(waits.items())
+            if rank not in known and chain[0].rank in other.missing and not other.any_of
+        )
+        earlier = next(before, None)
+        if earlier is None:
+            return chain
+        chain.insert(0, earlier)
+
+
+def _waits_in(wait: Wait) -> str:
+    return f"waits in {wait.group.title} ({wait.name}, {wait.call.line})"
 
 
 def _is_same_call(first: Wait, second: Wait) -> bool:

@@ -52,6 +52,8 @@ class Wait:
     any_of: bool = False
     # The keys of a wait at a store in words, as far as they are known.
     keys: tuple[str, ...] = ()
+    # Of messages that a rank receives from any, only the number is known: this may be another one.
+    by_number: bool = False
 
     @property
     def is_at_store(self) -> bool:
@@ -161,7 +163,7 @@ def _unpaired_by_number(group: SharedGroup, target: int, inbox: _Inbox) -> list[
     others = tuple(rank for rank in group.ranks if rank != target)
     waits = []
     for source, call in sent[len(received) :]:
-        waits.append(Wait(source, group, call, (target,)))
+        waits.append(Wait(source, group, call, (target,), by_number=True))
     for peer, call in received[len(sent) :]:
         if peer is None:
             waits.append(Wait(target, group, call, others, any_of=True))

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from torch_testing_ext._collectives.records.issued_calls import Call, SharedGroup, shared_groups, whole_records
+from torch_testing_ext._collectives.records.issued_calls import (
+    Call,
+    RankRecord,
+    SharedGroup,
+    shared_groups,
+    whole_records,
+)
 from torch_testing_ext._process.words import list_of
 
 from .deadlocks import are_waiting, waiting_calls
@@ -24,6 +30,9 @@ from .finding import (
 from .message_pairs import Records, Wait
 from .mismatches import first_mismatch
 
+# A member may be done before all others have come: it only gives, or only gets from some.
+_MAY_END_EARLY = ("broadcast", "reduce", "gather", "scatter")
+
 
 def differences(records: Records) -> list[Finding]:
     """Explain ranks that hang: by the first mismatch or, for each group, by the members that lag behind the others.
@@ -34,18 +43,24 @@ def differences(records: Records) -> list[Finding]:
     if mismatch is not None:
         return [mismatch]
     by_rank = whole_records(records)
-    findings = [_behind(group, calls_in(group, by_rank)) for group in shared_groups(records)]
+    findings = [_behind(group, calls_in(group, by_rank), by_rank) for group in shared_groups(records)]
     return [finding for finding in findings if finding is not None]
 
 
-def _behind(group: SharedGroup, calls: CallsByRank) -> Finding | None:
+def _behind(group: SharedGroup, calls: CallsByRank, by_rank: Mapping[int, RankRecord]) -> Finding | None:
     """The finding about members that have not come to the latest call of the others, if there are some."""
     most = max(map(len, calls.values()), default=0)
     if most == 0:
         return None
-    in_front = {rank: issued[-1] for rank, issued in calls.items() if len(issued) == most}
-    behind = tuple(rank for rank in calls if rank not in in_front)
-    if not behind:
+    latest = {rank: issued[-1] for rank, issued in calls.items() if len(issued) == most}
+    behind = tuple(rank for rank in calls if rank not in latest)
+    # One that has ended, perhaps by an error, keeps nobody.
+    in_front = {
+        rank: call
+        for rank, call in latest.items()
+        if not (call.raised or (call.tells_end and call.is_over) or by_rank[rank].has_destroyed(group.key))
+    }
+    if not behind or not in_front:
         return None
     call = next(iter(in_front.values()))
     sentence = f"{list_of(behind)} never reached {call.name}{of_named_group(group)}; {are_waiting(in_front)} in it"
@@ -66,7 +81,8 @@ def is_uneven(records: Records) -> bool:
 def first_uneven(records: Records) -> Finding | None:
     """A collective that some members have issued and others have not, although all ranks have passed.
 
-    Nobody has missed it. Where something has raised, the ranks may have left it out for that.
+    Nobody has missed it. Where something has raised, the ranks may have left it out for that. So has a call that needs
+    all members, and is over without one.
     """
     if any(not record.is_whole for record in records):
         return None
@@ -82,6 +98,8 @@ def first_uneven(records: Records) -> Finding | None:
         place = min(map(len, calls_of_group.values()), default=0) + 1
         issued = calls_at(place, calls_of_group)
         if not issued or len(calls_of_group) < len(group.ranks):
+            continue
+        if all(call.tells_end and call.is_over and call.kind not in _MAY_END_EARLY for call in issued.values()):
             continue
         gone = tuple(rank for rank in group.ranks if rank not in issued)
         first = next(iter(issued.values()))

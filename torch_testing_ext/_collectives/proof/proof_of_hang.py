@@ -48,6 +48,7 @@ from torch_testing_ext._collectives.findings.deadlocks import deadlocked, descri
 from torch_testing_ext._collectives.findings.finding import Ended, Finding
 from torch_testing_ext._collectives.findings.message_pairs import Records, Wait
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
+from torch_testing_ext._collectives.findings.other_members import first_unlike_lists
 from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
 
 from .store_waits import RecordsByRank, WaitsByRank, waits_at_stores, waits_in_own_process
@@ -98,6 +99,9 @@ def judge_probe(
 ) -> Conclusion:
     """Judge one probe. `running`: the answers of ranks; `left`: what others have left; `ended`: how these ended."""
     known = [*running.values(), *(record for record in left.values() if record is not None)]
+    unlike = None if rules.may_differ else first_unlike_lists(known)
+    if unlike is not None:
+        return Conclusion(before, unlike)
     waiting = {rank: calls for rank, calls in waiting_calls(known).items() if rank in running}
     mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:

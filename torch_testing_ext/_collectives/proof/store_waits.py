@@ -19,7 +19,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     SharedGroup,
 )
 from torch_testing_ext._process.source_files import is_library
-from torch_testing_ext._process.words import grouped, list_of, verb_for
+from torch_testing_ext._process.words import list_of, verb_for
 
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]
@@ -105,17 +105,11 @@ def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
 
 
 def suspected_creation(records: Records) -> Finding | None:
-    """Suspect the members for which a rank that makes a group waits: they make another one, or none."""
+    """Suspect the members for which a rank that makes a group waits: they do not make it."""
     making: dict[int, GroupRecord] = {}
     for record in records:
         if record.creating is not None and not record.creating.is_default:
             making[record.rank] = record.creating
-    for group in making.values():
-        of_that_name = [(record.rank, other) for record in records for other in _of_that_name(record, group)]
-        unlike = [rank for rank, other in of_that_name if _are_unlike(group, other)]
-        alike = [rank for rank, other in of_that_name if other.members == group.members]
-        if unlike:
-            return _unlike([(rank, other) for rank, other in of_that_name if rank in unlike or rank in alike])
     known = {record.rank for record in records}
     for group in making.values():
         makers = [record.rank for record in records if _of_that_name(record, group)]
@@ -142,23 +136,3 @@ def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
         return [making]
     made = [other for other in record.groups.values() if (other.name, other.world) == identity]
     return made[-1:]
-
-
-def _are_unlike(first: GroupRecord, second: GroupRecord) -> bool:
-    """Whether two groups of one name have other members, some in common: ranks may split into groups of one name."""
-    return first.members != second.members and not set(first.members).isdisjoint(second.members)
-
-
-def _unlike(groups: Sequence[tuple[int, GroupRecord]]) -> Finding:
-    by_members = grouped((group.members, rank) for rank, group in groups)
-    by_ranks = sorted((ranks, members) for members, ranks in by_members.items())
-    (first_ranks, first_members), *others = by_ranks
-    parts = [
-        f"{list_of(ranks)} {verb_for(ranks, 'creates', 'create')} one of {list_of(members)}"
-        for ranks, members in others
-    ]
-    create = verb_for(first_ranks, "creates", "create")
-    sentence = f"{list_of(first_ranks)} {create} a group of {list_of(first_members)}, but {', '.join(parts)}"
-    title = groups[0][1].title
-    lines = tuple(f"{list_of(ranks)}: {title} of {list_of(members)}" for ranks, members in by_ranks)
-    return Finding(FindingKind.DEADLOCK, f"suspected deadlock: {sentence}", lines, tuple(first_ranks[:1]))

@@ -76,6 +76,20 @@ class GroupRecord:
         return f"group {named}"
 
 
+class MemberList(NamedTuple):
+    """The members that a rank has given for a group which all ranks of a world make, itself a member or not."""
+
+    name: str
+    world: str
+    members: tuple[int, ...]
+    site: Site | None
+
+    @classmethod
+    def made(cls, name: str, world: str, members: Sequence[int], place: Sequence[Any] | None) -> MemberList:
+        """A list from its fields in the process that has given it."""
+        return cls(name, world, tuple(members), Site(*place) if place else None)
+
+
 @dataclass(frozen=True)
 class Call:
     """One collective that a rank has issued. `place`: its number among this rank's collectives in the group, from 1.
@@ -173,6 +187,14 @@ class RankRecord:
     creating: GroupRecord | None = None
     # Its sends and receives are all that there were.
     has_all_messages: bool = True
+    # In the order of their groups.
+    lists: tuple[MemberList, ...] = ()
+    # The groups that it still had while it ran, by name, generation and world; None if that is not known.
+    living: frozenset[tuple[str, int, str]] | None = None
+
+    def has_destroyed(self, key: GroupKey) -> bool:
+        """Whether the rank has destroyed a group, and with it the calls in it, and runs."""
+        return self.living is not None and (key.name, key.generation, key.world) not in self.living
 
     @property
     def latest(self) -> Call | None:

@@ -26,6 +26,7 @@ from .issued_calls import (
     CallInGroup,
     GroupKey,
     GroupRecord,
+    MemberList,
     RankRecord,
     agreement_of,
     generations,
@@ -60,6 +61,8 @@ def pack_record(
     state: RankState | None = None,
     sequences: Mapping[str, tuple[int, int, int]] | None = None,
     creating: tuple[Any, ...] | None = None,
+    lists: Sequence[tuple[Any, ...]] = (),
+    living: Sequence[int] | None = None,
 ) -> bytes:
     """Pack the record of a rank.
 
@@ -67,8 +70,10 @@ def pack_record(
     that it is making. `dumps`: of its recorders, each after the number of the first entry that counts. `errors`: when
     functions of torch.distributed have raised. `folder`: of torch. `at`: the moment. `state`: of its threads.
     `sequences`: the sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
+    `lists`: the fields of the member lists that it has given. `living`: the numbers of the groups that it has, while it
+    runs.
     """
-    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating))
+    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, lists, living))
 
 
 class _Entry(NamedTuple):
@@ -95,9 +100,11 @@ class RawRecord:
     """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, errors, self._folder, self.at, state, sequences, creating = pickle.loads(data)
+        listed, dumps, errors, self._folder, self.at, state, sequences, creating, lists, living = pickle.loads(data)
         self._errors: Sequence[int] = errors
         self._has_all_messages = True
+        self._living: Sequence[int] | None = living
+        self._lists = tuple(MemberList.made(*fields) for fields in lists)
         self.groups = [GroupRecord.made(fields) for fields in listed]
         self._creating = GroupRecord.made(creating) if creating is not None else None
         self.is_whole = True
@@ -183,6 +190,11 @@ class RawRecord:
         at = bisect(times, created)
         return numbers[at - 1] if at else None
 
+    @property
+    def given_members(self) -> tuple[tuple[int, ...], ...]:
+        """The members that it has given for groups which all ranks make, in order."""
+        return tuple(each.members for each in self._lists)
+
     def calls(self) -> dict[GroupKey, list[tuple[Any, ...]]]:
         """The calls in each group, with the properties that can be compared cheaply."""
         keys = keys_of(self.groups)
@@ -209,7 +221,11 @@ class RawRecord:
         record = make_record(
             rank, self.groups, self._issued(), self.is_whole, self._state, self.at, has_raised, self._creating
         )
-        return replace(record, has_all_messages=self._has_all_messages)
+        living = None
+        if self._living is not None:
+            keys = keys_of(self.groups)
+            living = frozenset((keys[n].name, keys[n].generation, keys[n].world) for n in self._living)
+        return replace(record, has_all_messages=self._has_all_messages, lists=self._lists, living=living)
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()
@@ -329,6 +345,8 @@ def do_members_agree(records: Sequence[RawRecord | None]) -> bool:
     The inputs of a scatter are its root's.
     """
     seen: dict[GroupKey, list[tuple[Any, ...]]] = {}
+    if len({record.given_members for record in records if record is not None}) > 1:
+        return False
     for record in records:
         if record is None:
             continue

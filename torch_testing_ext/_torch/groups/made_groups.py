@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,17 @@ class MadeGroup:
         return self.name, self.description, self.members, self.index, self.world, self.is_reconfigured, self.made_at
 
 
+class GivenMembers(NamedTuple):
+    """The members that this process, a member or not, has given for a group that all ranks make. `place`: its line."""
+
+    name: str
+    world: str
+    members: tuple[int, ...]
+    place: tuple[str, int, str] | None
+
+
 noted_groups: list[MadeGroup] = []
+noted_lists: list[GivenMembers] = []
 groups_in_creation: list[MadeGroup] = []
 numbers_of_groups: weakref.WeakKeyDictionary[Any, int] = (
     weakref.WeakKeyDictionary()
@@ -89,6 +99,14 @@ def is_of_collective(work: Any) -> bool:
 def group_in_creation() -> MadeGroup | None:
     """The process group that this process is making."""
     return groups_in_creation[-1] if groups_in_creation else None
+
+
+def living_groups() -> list[int]:
+    """The places in `made_groups` of the groups that this process has not destroyed. `_world.pg_map`: 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    return [numbers_of_groups[group] for group in groups if group in numbers_of_groups]
 
 
 def number_of_group(group: Any) -> int | None:

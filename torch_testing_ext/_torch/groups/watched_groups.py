@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 from torch_testing_ext._torch import replacing
+from torch_testing_ext._torch.torch_frames import program_places
 
 from . import group_creation
 from .collective_errors import errors
 from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
 from .gloo_messages import through_gloo, watch_messages
-from .made_groups import MadeGroup, groups_in_creation, noted_groups, numbers_of_groups
+from .made_groups import GivenMembers, MadeGroup, groups_in_creation, noted_groups, noted_lists, numbers_of_groups
 
 # Taken before a test could replace it.
 _now = time.time_ns
@@ -25,6 +27,7 @@ def forget_groups() -> None:
     """Forget all groups, and collectives, that this process has made so far: they are not those of its ranks."""
     forget_collectives()
     noted_groups.clear()
+    noted_lists.clear()
     numbers_of_groups.clear()
     through_gloo.clear()
     latest.clear()
@@ -47,6 +50,7 @@ def watch_process_groups(
 
     def create_watched(arguments: dict[str, Any], create: Callable[[], Any]) -> Any:
         began = _now()
+        _note_list(arguments)
         nan_check = _nan_check(str(arguments.get("backend", "")))
         with creating(str(arguments["group_name"])), nan_check, _noted_as_in_creation(arguments, began):
             made = create()
@@ -98,6 +102,14 @@ def _nan_check(backend: str) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(name, None)
+
+
+def _note_list(arguments: dict[str, Any]) -> None:
+    """Note the members that are given for a group. One that only its members make has a hash as its name."""
+    name, members = str(arguments["group_name"]), tuple(arguments["global_ranks_in_group"])
+    if members and name.isdecimal():
+        place = next(program_places(sys._getframe(2)), None)
+        noted_lists.append(GivenMembers(name, _world_of(arguments["store"]), members, place))
 
 
 @contextmanager

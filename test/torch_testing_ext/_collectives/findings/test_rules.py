@@ -334,7 +334,8 @@ class TestDifferences(unittest.TestCase):
         return [found.sentence for found in differences(world(*of_ranks, groups=groups))]
 
     def calls(self, number):
-        return [entry(at, 0) for at in range(number)]
+        """The latest is not over."""
+        return [entry(at, 0, over=at < number - 1) for at in range(number)]
 
     def test_no_difference(self):
         self.assertEqual(self.sentences(*[self.calls(2)] * 3), [])
@@ -350,6 +351,19 @@ class TestDifferences(unittest.TestCase):
         (found,) = differences(world(*map(self.calls, (1, 0, 1))))
         self.assertEqual((found.kind, found.ranks), (FindingKind.BEHIND, (1,)))
         self.assertEqual(str(found.lines[0]).partition("   ")[0], "rank 0: in all_reduce #1 [4]")
+
+    def test_a_call_that_has_ended_keeps_nobody(self):
+        """By an error, or since it needed nobody; or its group was destroyed."""
+        ended = [entry(0, 0), entry(1, 0)]
+        self.assertEqual(self.sentences(ended, ended, [entry(0, 0)]), [])
+        caught = [entry(0, 0), entry(1, 0, over=False, raised=True)]
+        self.assertEqual(self.sentences(caught, caught, [entry(0, 0)]), [])
+        records = world(*map(self.calls, (2, 2, 1)))
+        destroyed = [replace(each, living=frozenset()) for each in records]
+        self.assertEqual(differences(destroyed), [])
+        (group_key,) = records[0].calls
+        living = frozenset({(group_key.name, group_key.generation, group_key.world)})
+        self.assertEqual(len(differences([replace(each, living=living) for each in records])), 1)
 
     def test_a_disagreement_is_the_cause_of_lagging_behind(self):
         records = world([entry(0, 0), entry(1, 0)], [entry(0, 0, "barrier")], [])
@@ -371,7 +385,7 @@ class TestDifferences(unittest.TestCase):
                 group(rank, (rank % 2, rank % 2 + 2), str(1 + rank % 2)),
             ]
 
-        ahead, behind = [entry(0, 1), entry(1, 1)], [entry(0, 1)]
+        ahead, behind = [entry(0, 1), entry(1, 1, over=False)], [entry(0, 1)]
         self.assertEqual(self.sentences(behind, ahead, behind, ahead, groups=pairs), [])
         self.assertEqual(
             self.sentences(behind, ahead, behind, behind, groups=pairs),
