@@ -34,7 +34,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_testing_ext._torch.training import dispatch_mode_class
+from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_class
 from torch_testing_ext.distributed._spmd import DataParallel, compile
 
 Step = Callable[[], Any]

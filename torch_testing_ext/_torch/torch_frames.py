@@ -97,7 +97,8 @@ def is_called_as(name: str, issuer: Any) -> bool:
     return False
 
 
-# Stages of a pipeline vote whether all know their shapes: `PipelineStage` of 2.13 to 2.15.
+# Stages of a pipeline vote whether all know their shapes: `PipelineStage` of 2.13 and 2.14. Other releases do not vote
+# in groups that do not communicate.
 VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 

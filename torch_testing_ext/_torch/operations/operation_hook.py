@@ -216,5 +216,8 @@ def is_synchronous(spec: OpSpec, args: tuple[Any, ...]) -> bool:
 
 
 def is_without_data(group: Any) -> bool:
-    """Whether the group does not communicate. `ProcessGroup.name`: all versions."""
-    return str(group.name()) in ("fake", "threaded")
+    """Whether the group does not communicate. `ProcessGroup.name`, `_device_types`, `_get_backend`: 2.11 to 2.15."""
+    name = str(group.name())
+    if name == "custom":
+        return any(group._get_backend(device).name() == "fake" for device in group._device_types)
+    return name in ("fake", "threaded")
