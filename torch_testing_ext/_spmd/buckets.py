@@ -10,6 +10,7 @@ from torch_testing_ext._torch.training import copy_all
 
 from .agreement import StepMeeting
 from .layout import Rows, as_real
+from .resting_tensor import AwayParameter
 from .row_tensor import RowTensor, RowTensors
 
 _MIB = 2**20
@@ -164,9 +165,9 @@ class BucketPlan:
         self.flagged = False
 
     def fits(self) -> bool:
-        """Whether the parameters still have the shapes and dtypes of the plan."""
+        """Whether the parameters are in this call, and still have the shapes and dtypes of the plan."""
         return all(
-            (param.shape, param.dtype, param.device) == kind
+            not isinstance(param, AwayParameter) and (param.shape, param.dtype, param.device) == kind
             for param, kind in zip(self.params, self.kinds, strict=True)
         )
 

@@ -46,6 +46,8 @@ class TwoForms:
     local: torch.Tensor | None = None
     # Between calls: the identity of what `rest` has outside, which `.data =` replaces, and of its local tensor.
     outer: tuple[int, int] | None = None
+    # Between calls: the memory of `rest`, and the writes to it.
+    written: tuple[Any, int] | None = None
     # The memory of the parameter and of its whole gradient in the last call, which something may have kept.
     memory: MemoryReference | None = None
     memory_of_gradient: MemoryReference | None = None
@@ -70,13 +72,15 @@ class Resting:
         self.meeting, self.averager = meeting, averager
         # By `id` of the plain parameter.
         self.pairs: dict[int, TwoForms] = {}
+        # Those of DTensors that no call has made, by the `id` of the DTensor.
+        self._adopted: dict[int, tuple[DTensor, TwoForms]] = {}
         # Whether the plain parameters have their values.
         self.is_filled = False
         self._mesh: DeviceMesh | None = None
 
     def enter(self, found: FoundState) -> None:
         """Let modules and optimizers hold plain parameters, which have no values yet."""
-        self.pairs, self.is_filled = {}, False
+        self.pairs, self._adopted, self.is_filled = {}, {}, False
         for module in _modules(found.modules):
             for name, param in list(module_parts.own_parameters(module).items()):
                 if isinstance(param, (DTensor, AwayParameter)):
@@ -92,8 +96,10 @@ class Resting:
         if isinstance(param, AwayParameter):
             param = param.at_rest()
         pair = param.pair if isinstance(param, RestingTensor) else None
-        if pair is None:
-            pair = self._adopt(name, param)
+        if pair is None or pair.rest is not param:
+            if id(param) not in self._adopted:
+                self._adopted[id(param)] = param, self._adopt(name, param)
+            pair = self._adopted[id(param)][1]
         if id(pair.plain) not in self.pairs:
             self._enter_pair(pair)
         return pair.plain
@@ -120,7 +126,8 @@ class Resting:
                 remedy="Use param.copy_(value) under no_grad, or set it in the step.",
             )
         self.pairs[id(plain)] = pair
-        plain.__class__ = pair.kind
+        object.__setattr__(plain, "__class__", pair.kind)
+        plain.__dict__.clear()
         late, plain.grad = plain.grad, None
         if late is not None and self.meeting.world == 1:
             # With more ranks, the hook has raised it.
@@ -134,7 +141,8 @@ class Resting:
                 plain.data = _nowhere(rest)
             set_local_tensor(rest, _nowhere(pair.local))
         plain.requires_grad_(rest.requires_grad)
-        plain.__dict__.update({key: value for key, value in rest.__dict__.items() if key not in _OF_DTENSORS})
+        plain.__dict__.update(rest.__dict__)
+        del plain.__dict__["_is_param"]
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -144,6 +152,9 @@ class Resting:
             if pair.rows is not None and pair.local is not None:
                 like, dtype, device = pair.plain, pair.local.dtype, pair.local.device
                 whole = None if pair.memory is None else pair.memory.tensor(like.shape, pair.rest.stride(), dtype)
+                if whole is not None and pair.written == (pair.rest.memory, pair.rest.memory.writes):
+                    # What keeps it may have written to it.
+                    pair.local.copy_(pair.rows.of(whole))
                 if whole is None:
                     whole = torch.empty_strided(like.shape, pair.rest.stride(), dtype=dtype, device=device)
                 gathers.append((pair, Gather(pair.rows, pair.local, whole)))
@@ -207,8 +218,10 @@ class Resting:
         plain.grad = None
         if pair.rows is not None:
             plain.data = _nowhere(plain)
-        pair.kind, plain.__class__ = type(plain), AwayParameter
+        pair.kind = type(plain)
+        plain.__dict__.clear()
         plain.__dict__["_pair"] = pair
+        plain.__class__ = AwayParameter
 
     def _leave_pair(self, pair: TwoForms) -> None:
         plain, rest, local = pair.plain, pair.rest, pair.local
@@ -230,8 +243,10 @@ class Resting:
         elif local is not None and local.data_ptr() != mine.data_ptr():
             set_local_tensor(rest, mine)
         rest.memory.writes += 1
+        pair.written = rest.memory, rest.memory.writes
         rest.requires_grad_(plain.requires_grad)
-        rest.__dict__.update(plain.__dict__)
+        rest.__dict__.clear()
+        rest.__dict__.update(plain.__dict__, _is_param=True)
         pair.outer = storage_key(rest), id(local_tensor(rest))
         self._leave_gradient(pair, rest)
 
@@ -279,10 +294,6 @@ class Resting:
         return RestingTensor.of(_dtensor(mine, self.mesh(pair.plain), placements, pair.plain))
 
 
-# What is in the `__dict__` of a parameter between calls.
-_OF_DTENSORS = ("_is_param", "_spec", "_local_tensor", "_pair")
-
-
 def _modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
     for root in roots:
         yield from root.modules()
@@ -313,4 +324,5 @@ def _rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:
         if isinstance(values, dict):
             values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
     optimizer.state.clear()
-    optimizer.state.update(items)
+    # A look-up by a parameter of before the first call has left an empty one.
+    optimizer.state.update((key, values) for key, values in items if values or key not in optimizer.state)

@@ -9,7 +9,9 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.training import (
+    below_torch_function,
     depends_on_places,
+    dispatch_mode_class,
     dtensor_of_class,
     is_read_of_number,
     local_tensor,
@@ -35,7 +37,7 @@ class RestingTensor(DTensor):
     """
 
     __slots__ = ("is_away", "memory", "pair", "source")
-    # The two forms of a parameter, if this is one.
+    # The two forms of a parameter. It is this parameter if `pair.rest` is this object.
     pair: Any
     # Whether a call has its values.
     is_away: bool
@@ -51,21 +53,19 @@ class RestingTensor(DTensor):
         return rests
 
     @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with below_torch_function(), _Operations():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        written = {id(leaf): leaf for leaf in _resting(written_by(func, args, kwargs))}
-        used = _resting((args, kwargs))
-        for tensor in used:
-            tensor._admit(func, id(tensor) in written)
-        result = _on_whole(func, args, kwargs, written) if depends_on_places(func) else _on_rows(func, args, kwargs)
-        for tensor in written.values():
-            tensor.memory.writes += 1
-        return result
+        # What autograd computes, from torch 2.13 on. Before, torch asks no subclass of DTensor.
+        return _computed(func, args, kwargs or {})
 
-    def _admit(self, func: Any, is_written: bool) -> None:
-        """Refuse an operation that a DTensor does otherwise than a plain tensor, without an error."""
+    def _admit(self, is_written: bool) -> None:
+        """Refuse a use for which this has no values, or those of a copy where a plain tensor has a view."""
         if self.is_away:
             raise SPMDError(
                 f"The DTensor of parameter {self.pair.name}, or its gradient, is used in a step.",
@@ -74,16 +74,20 @@ class RestingTensor(DTensor):
             )
         if self.source is not None and (is_written or self.source[0].writes != self.source[1]):
             raise SPMDError(
-                f"{func} uses a part of a DTensor, which torch has copied where a plain tensor has a view.",
+                "A part of a DTensor is used, which torch has copied where a plain tensor has a view.",
                 remedy="Index the parameter in a step, where it is whole, or copy a whole value to the DTensor.",
                 where=current_line(),
             )
-        if is_read_of_number(func) and not self.placements[0].is_replicate():
-            raise SPMDError(
-                "The value of a DTensor is read, of which each rank has a part.",
-                remedy="Call full_tensor() first, on all ranks.",
-                where=current_line(),
-            )
+
+    def redistribute(self, *args: Any, **kwargs: Any) -> DTensor:
+        self._admit(False)
+        return super().redistribute(*args, **kwargs)
+
+    def to_local(self, **kwargs: Any) -> torch.Tensor:
+        self._admit(False)
+        # The program may write to it.
+        self.memory.writes += 1
+        return super().to_local(**kwargs)
 
     def as_dtensor(self) -> DTensor:
         """The DTensor with this memory."""
@@ -107,6 +111,33 @@ def _resting(values: Any) -> list[RestingTensor]:
     return [leaf for leaf in pytrees.tree_leaves(values) if isinstance(leaf, RestingTensor)]
 
 
+class _Operations(dispatch_mode_class()):  # type: ignore[misc]
+    """The operations of a function that a program calls with resting tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation, unless it is refused."""
+    used = _resting((args, kwargs))
+    if not used:
+        return func(*args, **kwargs)
+    written = {id(leaf): leaf for leaf in _resting(written_by(func, args, kwargs))}
+    for tensor in used:
+        tensor._admit(id(tensor) in written)
+        if is_read_of_number(func) and not tensor.placements[0].is_replicate():
+            raise SPMDError(
+                "The value of a DTensor is read, of which each rank has a part.",
+                remedy="Call full_tensor() first, on all ranks.",
+                where=current_line(),
+            )
+    result = _on_whole(func, args, kwargs, written) if depends_on_places(func) else _on_rows(func, args, kwargs)
+    for tensor in written.values():
+        tensor.memory.writes += 1
+    return result
+
+
 def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
     """What torch computes with DTensors."""
     originals: dict[int, RestingTensor] = {}
@@ -125,6 +156,8 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
         if id(tensor) in originals:
             return originals[id(tensor)]
         rests = RestingTensor.of(tensor)
+        # `module.to()` swaps a parameter with the result.
+        rests.pair = base.pair
         if func.is_view:
             if base.source is not None:
                 rests.source = base.source
@@ -184,6 +217,9 @@ class AwayParameter(nn.Parameter):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.at_rest(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.at_rest(), name, value)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return copy.deepcopy(self.at_rest(), memo)

@@ -114,6 +114,11 @@ def wrapper_of(cls: type, like: torch.Tensor) -> Any:
 no_torch_function = torch._C._disabled_torch_function_impl
 
 
+def below_torch_function() -> Any:
+    """A context in which functions of subclasses are those of tensors (torch 1.13 to 2.15)."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
 def is_in_backward() -> bool:
     """Whether autograd runs a backward on this thread (torch 1.13 to 2.15)."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -170,6 +170,62 @@ class TestBetweenCalls(DTensorContinuousTestBase):
         self.assertEqual(whole(before[0].detach()), whole(model[0].weight))
         self.assertNotEqual(whole(before[0].detach()), whole(torch.ones(7, 6)))
 
+    def test_a_plain_view_of_before(self):
+        found = []
+        for make in (lambda step: step, sharded):
+            torch.manual_seed(0)
+            model = net()
+            model = nn.parallel.DistributedDataParallel(model) if make is not sharded else model
+            inner = getattr(model, "module", model)
+            flat, optimizer, step, seen = inner[0].weight.data.view(-1), sgd(model), make(update), []
+            for call in range(3):
+                step(model, optimizer, Parallel(self.rank).batch(call))
+                seen.append(flat.clone())
+                flat.mul_(0.5)
+            step(model, optimizer, Parallel(self.rank).batch(3))
+            with torch.no_grad():
+                inner[0].weight.mul_(2)
+            step(model, optimizer, Parallel(self.rank).batch(4))
+            found.append((seen, flat, whole(inner[0].weight)))
+        self.assertEqual(found[0], found[1])
+
+    def test_attributes_of_a_parameter(self):
+        torch.manual_seed(self.rank)
+        model = net()
+        before, seen = model[0].weight, []
+        before.tag = "before"
+
+        def step(model, optimizer, batch):
+            seen.append((model[0].weight.tag, before.tag))
+            update(model, optimizer, batch)
+            model[0].weight.tag = "in a step"
+
+        optimizer, compiled = sgd(model), sharded(step)
+        for tagged in (before, model[0].weight):
+            compiled(model, optimizer, Parallel(self.rank).batch(0))
+            seen.append((model[0].weight.tag, before.tag))
+            tagged.tag = "between"
+            seen.append((model[0].weight.tag, before.tag))
+        expected = ["before", "in a step", "between", "between", "in a step", "between"]
+        self.assertEqual(seen, [(tag, tag) for tag in expected])
+
+    @parametrize("how", ["deepcopy", "pickle"])
+    def test_a_copied_model_trains(self, how):
+        model, optimizer, step = self._trained(make=sgd)
+        if how == "deepcopy":
+            copied = copy.deepcopy(model)
+        else:
+            saved = io.BytesIO()
+            torch.save(model, saved)
+            saved.seek(0)
+            copied = torch.load(saved, weights_only=False)
+        other = sgd(copied)
+        for call in range(3):
+            for each, its in ((model, optimizer), (copied, other)):
+                step(each, its, Parallel(self.rank).batch(call))
+            params = [*map(whole, model.parameters())]
+            self.assertEqual([*map(whole, copied.parameters())], params)
+
     @parametrize("init", ["normal_", "xavier_uniform_", "kaiming_normal_", "orthogonal_", "eye_"])
     def test_initialization_draws_the_numbers_of_the_whole(self, init):
         model, optimizer, step = self._trained()
@@ -208,7 +264,6 @@ class TestBetweenCalls(DTensorContinuousTestBase):
             lambda: weight.sum().item(),
             lambda: float(weight.grad.norm()),
             lambda: bool((weight > 0).any()),
-            lambda: nn.init.trunc_normal_(weight),
         ):
             with self.assertRaisesRegex(SPMDError, r"read(.|\n)*test_sharding.py(.|\n)*full_tensor\(\) first"):
                 read()
