@@ -8,10 +8,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from torch_testing_ext._torch.tensors import pytrees
+from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_class
 from torch_testing_ext._torch.training import (
     below_torch_function,
     depends_on_places,
-    dispatch_mode_class,
     dtensor_of_class,
     is_read_of_number,
     local_tensor,
