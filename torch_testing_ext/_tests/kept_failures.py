@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._process import words
@@ -13,6 +15,19 @@ from torch_testing_ext._process.files import write_atomically
 CACHE = ".torch_testing_ext"
 _FOLDER = "failures"
 _MOST_KEPT = 100  # the newest
+# pytest-xdist gives all workers of a run the same value.
+_RUN_OF_XDIST = "PYTEST_XDIST_TESTRUNUID"
+
+
+@dataclass(frozen=True)
+class KeptReport:
+    """The account of a test's latest failure, and the run in which it failed."""
+
+    test: str
+    # Its processes alone have this value.
+    run: str
+    account: str
+    at: float
 
 
 def keep_report(test: str, account: str) -> None:
@@ -22,9 +37,13 @@ def keep_report(test: str, account: str) -> None:
     with suppress(OSError):
         make_cache_folder(folder.parent)
         name = f"{safe}.{hashlib.sha1(test.encode(errors='replace')).hexdigest()[:8]}.txt"
-        write_atomically(folder / name, f"{test}\n\n{account}\n")
+        write_atomically(folder / name, f"{test}\n{_this_run()}\n\n{account}\n")
         for old in sorted(folder.glob("*.txt"), key=_age, reverse=True)[_MOST_KEPT:]:
             old.unlink(missing_ok=True)
+
+
+def _this_run() -> str:
+    return os.environ.get(_RUN_OF_XDIST) or str(os.getpid())
 
 
 def make_cache_folder(folder: Path) -> None:
@@ -34,12 +53,13 @@ def make_cache_folder(folder: Path) -> None:
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
-def kept_reports(cache: Path) -> Iterator[tuple[str, str, float]]:
-    """The tests with kept accounts: the name, the account and the time, the newest first."""
+def kept_reports(cache: Path) -> Iterator[KeptReport]:
+    """The reports that are kept, the newest first."""
     for file in sorted(cache.glob(f"{_FOLDER}/*.txt"), key=_age, reverse=True):
         with suppress(OSError):
-            name, _, account = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")
-            yield name, account.rstrip("\n"), _age(file)
+            head, _, account = file.read_text(encoding="utf-8", errors="replace").partition("\n\n")
+            test, _, run = head.partition("\n")
+            yield KeptReport(test, run, account.rstrip("\n"), _age(file))
 
 
 def _age(file: Path) -> float:

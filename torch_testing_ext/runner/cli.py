@@ -73,7 +73,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
 
             return clean(configured.options)
         case _:
-            return _show(configured)
+            return _show(configured, root)
 
 
 def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -175,18 +175,20 @@ def _start_fake_accelerators(count: int) -> None:
 # -- the command show
 
 
-def _show(configured: ConfiguredOptions) -> int:
-    """Prints the accounts of failures of the latest run, or of a test that has run by itself in this folder."""
+def _show(configured: ConfiguredOptions, root: Path) -> int:
+    """Prints the accounts of failures of the latest run, or of the tests that the user names."""
     from torch_testing_ext.runner.report import show
 
     options = configured.options
-    places = [options.journal or options.cache]
+    places = [(options.journal or options.cache).resolve()]
     if layers.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
-        places.append(Path(CACHE))
-    found = list(show.accounts_of_failures(places, options.names))
+        places = list(dict.fromkeys([*places, Path(CACHE).resolve()]))
+    runs = show.known_runs(places)
+    if not runs:
+        raise UsageError(f"show: no run is known yet (results: {places[0]})")
+    found = list(show.accounts_of_failures(runs, options.names, root, Path.cwd()))
     if not found:
-        named = f" of {' '.join(options.names)}" if options.names else ""
-        raise UsageError(f"show: no failure{named} in the latest run (results: {places[0]})")
+        raise UsageError(f"show: no test failed in the latest run ({runs[0].title})")
     print("\n".join(found))
     return ExitCode.PASSED
 

@@ -30,6 +30,7 @@ from torch_testing_ext._process import words
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._process.questions import NoAnswer, Silence
+from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.protocol import RunLeases
@@ -78,7 +79,9 @@ def _warm_server(options: Options, root: Path, environ: Mapping[str, str], modul
         return None
     if options.drop_in or os.environ.get(fake_accelerator.COUNT):
         return None
-    if options.warm is Warm.AUTO and "CI" in os.environ:
+    # A server that runs already measures nothing.
+    is_measured = current_coverage() is not None
+    if options.warm is Warm.AUTO and (is_measured or "CI" in os.environ):
         return None
     path = [str(root), *sys.path]
     return find_server(root, path, {**os.environ, **environ}, modules, may_start=options.warm is Warm.START)

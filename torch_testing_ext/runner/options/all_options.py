@@ -25,6 +25,7 @@ from .readers import (
     read_cluster,
     read_environment,
     read_gpus,
+    read_pytest_options,
     read_repeat,
     read_sanitizer_kinds,
     read_shake,
@@ -118,6 +119,13 @@ class Options:
             many=True,
             also=("-m",),
             in_command=True,
+        ),
+    )
+    # On a command line: the words after `--`.
+    pytest: str = field(
+        default="",
+        metadata=_selection(
+            read_pytest_options, "options for pytest, as after --", "OPTIONS", Level.SETTING, in_command=True
         ),
     )
     # `default_folders` finds the project's.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.metadata
 import itertools
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from torch_testing_ext import __version__
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._process.words import NEAR
@@ -36,12 +40,8 @@ exit codes:
   1  at least one test failed             5  nothing was selected
   2  the run was interrupted              6  all tests were skipped: not enough
   3  internal error of this program          devices"""
-_OF_PYTORCH = """\
--i NAME ... and -x NAME ... include and exclude tests, as in PyTorch's
-run_test.py. In torchtest, -x ends the run at the first failure, as in pytest."""
-_OF_PYTEST = """\
--x ends the run at the first failure, as in pytest. In run_test.py, -i NAME ...
-and -x NAME ... include and exclude tests, as in PyTorch's run_test.py."""
+# With both forms of -x.
+_OF_PYTORCH = "In torchtest, -x ends the run at the first failure, as in pytest."
 # In --help-all, not in --help.
 ALIASES = frozenset(
     (
@@ -65,6 +65,9 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
     argv, names = argv[:end], argv[end + 1 :]
     if "--help-all" in argv:
         arguments.print_help(Level.SETTING)
+    if "--version" in argv and not command:
+        print(version_line())
+        raise SystemExit(0)
     if "-h" in argv or "--help" in argv:
         arguments.print_help(Level.HELP)
     parsed, unknown = arguments.parser().parse_known_intermixed_args(_with_values(argv))
@@ -77,6 +80,15 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
         values["names"] = (*values.get("names", ()), *names)
     overrides = values.pop("overrides", ())
     return ParsedWords(values, overrides)
+
+
+def version_line() -> str:
+    """The version of this package, and those of what results depend on."""
+    versions = [f"torch-testing-ext {__version__}"]
+    for name in ("torch", "pytest", "hypothesis"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    return f"{', '.join(versions)}, Python {platform.python_version()}"
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
@@ -137,6 +149,7 @@ class _Arguments:
         group.add_argument("-h", "--help", action="help", help="show this help")
         if not self._command:
             group.add_argument("--help-all", action="help", help="show all options and settings")
+            group.add_argument("--version", action="help", help="show the versions of what is installed")
         if level is Level.SETTING:
             _add_settings(parser)
         parser.print_help()
@@ -154,8 +167,8 @@ class _Arguments:
     def _epilog(self) -> str:
         width = max(map(len, COMMANDS))
         lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-        about_x = _OF_PYTORCH if self._as_pytorch else _OF_PYTEST
-        return "\n".join([about_x, "", "commands, each with a --help:", *lines, "", EXIT_CODES])
+        about_x = [_OF_PYTORCH, ""] if self._as_pytorch else []
+        return "\n".join([*about_x, "commands, each with a --help:", *lines, "", EXIT_CODES])
 
     def advice_on(self, word: str) -> str:
         """The message on a flag that does not exist."""

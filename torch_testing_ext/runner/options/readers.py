@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext.faults import faults_of_text
@@ -17,15 +19,20 @@ def read_shard(text: str) -> ShardSpec:
 
 
 def read_gpus(text: str) -> Gpus:
-    """`auto`, a number of devices, or a comma-separated list of their names."""
-    if text == "auto":
+    """`auto`, `all` or `none`, a number of devices, or a comma-separated list of their names."""
+    if text in ("auto", "all"):
         return None
+    if text == "none":
+        return 0
+    if text == "0":
+        # Whoever knows CUDA_VISIBLE_DEVICES=0 means the first GPU.
+        raise ValueError("'0' is a number of GPUs: write '0,' for GPU 0, or 'none' for no GPU")
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if "," not in text and text.isdecimal():
         return int(text)
     if not names or len(set(names)) < len(names) or "-1" in names:
         raise ValueError(
-            f"{text!r} is not auto, a number of devices, or a list of different devices such as 0,2 (a single one: 0,)"
+            f"{text!r} is not all, none, a number of devices, or a list of different devices such as 0,2 (one: 0,)"
         )
     return names
 
@@ -44,6 +51,46 @@ def read_environment(text: str) -> str:
     if not names or len({name.startswith("-") for name in names}) > 1 or "-" in names:
         raise ValueError(f"{text!r} is not a list of names such as A,B_* (only these) or -A,-B_* (all but these)")
     return ",".join(names)
+
+
+# What torchtest does by itself or leaves to others, by the option of pytest or of a plugin.
+_NOT_FOR_PYTEST = {
+    **dict.fromkeys(("-n", "--numprocesses", "--dist", "--tx"), "use -j N of torchtest"),
+    **dict.fromkeys(("-x", "--exitfirst", "--maxfail"), "use -x or --maxfail of torchtest"),
+    **dict.fromkeys(("--lf", "--last-failed", "--ff", "--failed-first"), "use --lf of torchtest"),
+    **dict.fromkeys(("--sw", "--stepwise"), "use -x and --lf of torchtest"),
+    **dict.fromkeys(("--junitxml", "--junit-xml", "--junit"), "use --junitxml of torchtest"),
+    **dict.fromkeys(("--co", "--collect-only"), "use --list of torchtest"),
+    **dict.fromkeys(("-k", "-m"), "use that of torchtest"),
+    **dict.fromkeys(("--pdb", "--trace"), "use --pdb of torchtest"),
+    **dict.fromkeys(("--world", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
+    "--cov": "run torchtest under coverage.py, as its page says, or pytest --cov",
+    "--basetemp": "each test has a folder of its own",
+}
+
+
+def why_not_for_pytest(word: str) -> str:
+    """Why an option of pytest has no use under this runner, with the remedy; empty for the others."""
+    name = word.partition("=")[0]
+    if name.startswith("--cov"):
+        name = "--cov"
+    elif not name.startswith("--"):
+        # `-n4` is `-n 4`.
+        name = name[:2]
+    return _NOT_FOR_PYTEST.get(name, "")
+
+
+def read_pytest_options(text: str) -> str:
+    """Options for pytest, as a shell would read them."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+    for word in words:
+        why = word.startswith("-") and why_not_for_pytest(word)
+        if why:
+            raise ValueError(f"{word}: {why}")
+    return shlex.join(words)
 
 
 def read_repeat(text: str) -> int | Repeat:

@@ -2,67 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._process import words
 from torch_testing_ext._process.logs import warnings_once
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.model import Attempt
+from torch_testing_ext.runner.model import Attempt, Test, TestId
+from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.scheduling.selection import Selection
 
 from . import wording
 from .journal import JournalError, find_journal, read_journal
 
 
-def accounts_of_failures(places: Sequence[Path], names: Sequence[str]) -> Iterator[str]:
-    """The newest account of each failed test in journals and folders with a cache; of all tests without names."""
-    wanted = [wording.one_line(name) for name in names]
-    newest: dict[str, tuple[float, str]] = {}
-    for place in places:
-        for test, account, at in (*_of_run(place), *kept_failures.kept_reports(place)):
-            if not _is_named(test, wanted):
-                continue
-            before, _ = newest.get(test, (0.0, ""))
-            if before < at:
-                newest[test] = at, account
-    for test, (_, account) in newest.items():
-        rule = "=" * min(len(test), 80)
-        yield f"{test}\n{rule}\n{account}\n"
+@dataclass(frozen=True)
+class KnownRun:
+    """A run with failures: of the runner, or of pytest."""
+
+    # As the user knows it: its command and its time.
+    title: str
+    # The accounts of tests that have failed in it.
+    accounts: dict[TestId, str]
+    at: float
 
 
-def _of_run(place: Path) -> Iterator[tuple[str, str, float]]:
-    """The name, the account and the time of each test that has failed in a run."""
+def known_runs(places: Sequence[Path]) -> list[KnownRun]:
+    """The runs that journals and folders with a cache know, the latest first."""
+    runs = [run for place in places for run in (*_of_journal(place), *_of_kept_reports(place))]
+    return sorted(runs, key=lambda run: run.at, reverse=True)
+
+
+def accounts_of_failures(runs: Sequence[KnownRun], names: Sequence[str], root: Path, cwd: Path) -> Iterator[str]:
+    """The accounts of all failures in the latest run; or of the tests with these names, each in its latest run.
+
+    Raises UsageError for a name that no failed test has.
+    """
+    latest = runs[:1]
+    if not names:
+        for run in latest:
+            yield from _shown(run, run.accounts)
+        return
+    shown: set[TestId] = set()
+    for name in names:
+        found = False
+        for run in runs:
+            tests = [test for test in _named(name, run.accounts, root, cwd) if test not in shown]
+            found = found or bool(tests)
+            shown.update(tests)
+            yield from _shown(run, tests)
+        if not found and not _named(name, shown, root, cwd):
+            raise UsageError(f"show: no failure of {name} is known.{_others(runs)}")
+
+
+def _others(runs: Sequence[KnownRun]) -> str:
+    if not runs:
+        return ""
+    latest = runs[0]
+    failed = words.first_names([wording.test_name(test) for test in latest.accounts]) or "no test"
+    return f" In the latest run ({latest.title}), {failed} failed"
+
+
+def _shown(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
+    for test in tests:
+        name = wording.test_name(test)
+        rule = "=" * min(len(name), 80)
+        yield f"{name}\n{rule}\nin {run.title}\n\n{run.accounts[test]}\n"
+
+
+def _title(command: str, at: float) -> str:
+    return f"{command}, {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}"
+
+
+def _of_journal(place: Path) -> Iterator[KnownRun]:
+    """The run of a journal."""
     try:
         path = find_journal(place)
         run = read_journal(path)
     except (JournalError, OSError):
         return
-    at = path.stat().st_mtime
     policy = run.header.policy
+    accounts = {}
     for result in run.summary.finished:
         verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
         if TestOutcome.FAILED in verdicts:
-            name = wording.test_name(result.test.id)
-            account = "\n\n".join(_account(attempt) for attempt in result.attempts)
-            yield name, account, at
+            accounts[result.test.id] = "\n\n".join(_account(attempt) for attempt in result.attempts)
+    at = path.stat().st_mtime
+    yield KnownRun(_title("torchtest", at), accounts, at)
+
+
+def _of_kept_reports(place: Path) -> Iterator[KnownRun]:
+    """The runs without the runner, by the reports that their tests have kept."""
+    by_run: dict[str, list[kept_failures.KeptReport]] = {}
+    for report in kept_failures.kept_reports(place):
+        by_run.setdefault(report.run, []).append(report)
+    for reports in by_run.values():
+        at = max(report.at for report in reports)
+        accounts = {_id(report.test): report.account for report in reports}
+        yield KnownRun(_title("pytest", at), accounts, at)
+
+
+def _id(name: str) -> TestId:
+    """The id of a test whose name is that of pytest, or of unittest after the file."""
+    file, _, inner = name.partition("::")
+    cls, _, method = inner.rpartition("::" if "::" in inner else ".")
+    if "[" in cls:
+        # The separator is in a parameter.
+        cls, method = "", inner
+    return TestId(file, cls, method)
 
 
 def _account(attempt: Attempt) -> str:
     took = wording.duration(attempt.seconds)
     parts = [f"{attempt.outcome.value} after {took}, attempt {attempt.number}", wording.account(attempt)]
-    for heading, words in wording.logs(attempt):
-        parts.append(f"output of {heading}:\n{warnings_once(words)}")
+    for heading, said in wording.logs(attempt):
+        parts.append(f"output of {heading}:\n{warnings_once(said)}")
     parts += wording.leftovers(attempt)
     return "\n\n".join(part for part in parts if part)
 
 
-def _is_named(test: str, names: Sequence[str]) -> bool:
-    """Whether the test is one of these. A name may lack the file, the class or what the test's folders have."""
-    if not names:
-        return True
-    for name in names:
-        endings = (f"::{name}", f".{name}", f"/{name}")
-        for spelling in (test, test.replace("::", ".")):
-            if spelling == name or spelling.endswith(endings):
-                return True
-    return False
+def _named(name: str, tests: Iterable[TestId], root: Path, cwd: Path) -> list[TestId]:
+    """The tests that a name selects for a run; else those whose name ends with it."""
+    known = [Test(test) for test in tests]
+    files = sorted({test.id.file for test in known})
+    try:
+        selection = Selection.of(Options(names=(name,)), root, cwd)
+        selected = [test.id for test in selection.tests(known, selection.files(files))]
+    except UsageError:
+        selected = []
+    return selected or [test.id for test in known if _ends_with(test.id, wording.one_line(name))]
+
+
+def _ends_with(test: TestId, name: str) -> bool:
+    """Whether a name is that of the test, perhaps without its file or its class."""
+    shown = wording.test_name(test)
+    spellings = (shown, shown.replace("::", "."))
+    return any(spelling == name or spelling.endswith((f"::{name}", f".{name}", f"/{name}")) for spelling in spellings)

@@ -103,10 +103,15 @@ def _shared(
     return dataclasses.replace(inventory, ranks_per_device=ranks, shared_backend=backend)
 
 
+_NO_GPU = "torch sees no GPU on this machine. Leave the option out to run on the CPU"
+
+
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
     """The inventory with only the devices that --gpus chooses."""
     names = inventory.names
     if isinstance(gpus, int):
+        if gpus and not names:
+            raise UsageError(f"--gpus {gpus}: {_NO_GPU}")
         if gpus > len(names):
             raise UsageError(f"--gpus {gpus}: only {len(names)} visible{_named(names)}")
         names = names[:gpus]
@@ -135,6 +140,8 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
                 matches.append(name)
     if len(matches) > 1:
         raise UsageError(f"--gpus: {wanted} matches several devices: {', '.join(matches)}")
+    if not names:
+        raise UsageError(f"--gpus {wanted}: {_NO_GPU}")
     if not matches:
         raise UsageError(f"--gpus: {wanted} is not visible{_named(names)}.{nearest(wanted, names)}")
     return matches[0]

@@ -103,7 +103,9 @@ class CommandLineTest(OptionsCase):
             (("--failed-first",), "rerun", Rerun.FAILED_FIRST),
             (("-j3",), "jobs", 3),
             (("--gpus", "auto"), "gpus", None),
-            (("--gpus", "0"), "gpus", 0),
+            (("--gpus", "all"), "gpus", None),
+            (("--gpus", "none"), "gpus", 0),
+            (("--gpus", "0,"), "gpus", ("0",)),
             (("--gpus", "2"), "gpus", 2),
             (("--gpus", "2,"), "gpus", ("2",)),
             (("--gpus", "GPU-1f, MIG-2"), "gpus", ("GPU-1f", "MIG-2")),
@@ -127,14 +129,15 @@ class CommandLineTest(OptionsCase):
             (("--lst",), "--lst is not an option. Did you mean: --list, "),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
             (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
+            (("--gpus", "0"), "--gpus: '0' is a number of GPUs: write '0,' for GPU 0, or 'none' for no GPU"),
             (("-j", "0"), "'0' is not a whole number of at least 1"),
             (("-j", "x"), "'x' is not a whole number"),
             (("--timeout", "0"), "'0' is not a positive number of seconds"),
             (("--timeout", "nan"), "not a positive number of seconds"),
             (("--shard", "3/2"), "'3/2' is not a shard: write I/N, such as 1/3"),
             (("--shard", "0/2"), "not a shard"),
-            (("--gpus", "0,0"), "'0,0' is not auto, a number of devices, or a list"),
-            (("--gpus", "-1"), "'-1' is not auto"),
+            (("--gpus", "0,0"), "'0,0' is not all, none, a number of devices, or a list"),
+            (("--gpus", "-1"), "'-1' is not all, none"),
             (("--flaky", "maybe"), "'maybe' is not one of pass, fail"),
             (("--fake-accelerators", "x"), "'x' is not a whole number of at least 1"),
             (("--fake-accelerators=0",), "'0' is not a whole number of at least 1"),
@@ -176,7 +179,7 @@ class CommandLineTest(OptionsCase):
         words = " ".join(text.split())
         self.assertIn("time limit of each test that does not set its own (default: 300)", words)
         self.assertLessEqual(len(text.splitlines()), 100)
-        self.assertIn("-x ends the run at the first failure, as in pytest", words)
+        self.assertIn("-x, --exitfirst stop after the first failure", words)
         for command in COMMANDS:
             self.assertRegex(text, rf"(?m)^  {command}  ")
 

@@ -106,7 +106,7 @@ class WordingTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, journal.NAME)
             send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
-            hung, crashed = show.accounts_of_failures([path], [])
+            hung, crashed = accounts_in(path)
         self.assertIn(self.hung.account, hung)
         self.assertIn(self.crashed.account, crashed)
 
@@ -120,6 +120,11 @@ class WordingTest(unittest.TestCase):
 
     def of_file(self, name):
         return dataclasses.replace(self.finished[0].test, id=name)
+
+
+def accounts_in(journal_of_run):
+    """All that `show` says of a run."""
+    return list(show.accounts_of_failures(show.known_runs([journal_of_run]), [], Path(), Path()))
 
 
 def attempts_in(record):
@@ -153,7 +158,7 @@ class OldJournalTest(unittest.TestCase):
         old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="1 != 2\n\nmore"),))
         path = self.journal_of(old, 2, without=("failure", "reason"))
         run = journal.read_journal(path)
-        (shown,) = show.accounts_of_failures([path], [])
+        (shown,) = accounts_in(path)
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
 
