@@ -115,3 +115,72 @@ def test_sweep(project: Stranger) -> None:
     printed = project.types("torchtest --sweep kill --sweep-within 3 test_ranks.py")
     assert re.search(r"(?m)^  kill +ranks 0, 1$", printed), printed
     assert re.search(r"(?m)^  call\(1\) ", printed), printed
+
+
+def test_show_takes_what_a_run_takes(project: Stranger) -> None:
+    project.write({"library.py": "VALUE = 3\n", "other.py": "OTHER = 2\n"})
+    project.types("torchtest", code=1)
+    for name, failed, passed in (
+        ("test_value.py", "test_value.py::test_value", "test_other"),
+        ("test_other.py::TestOther", "test_other.py::TestOther::test_other", "test_value"),
+        ("test_other", "test_other.py::TestOther::test_other", "test_value"),
+    ):
+        shown = project.types(f"torchtest show {name}")
+        assert shown.startswith(f"{failed}\n")
+        assert re.search(r"(?m)^in torchtest, \d{4}-", shown)
+        assert passed not in shown
+    # Of the latest run alone.
+    project.write({"other.py": "OTHER = 1\n"})
+    project.types("torchtest", code=1)
+    assert "test_other" not in project.types("torchtest show")
+
+
+COVERAGE = """
+[tool.coverage.run]
+parallel = true
+patch = ["subprocess", "fork", "_exit"]
+"""
+
+
+def test_coverage(project: Stranger) -> None:
+    """Of the lines of each rank, by the settings of the page; pytest-cov's option is refused with the remedy."""
+    project.write(
+        {
+            "pyproject.toml": COVERAGE,
+            "branches.py": "def branch(rank):\n    if rank == 1:\n        return 'one'\n    return 'another'\n",
+            "test_branches.py": TEST_RANKS.replace(
+                "    tensor =", "    branch(dist_env.rank)\n    tensor =", 1
+            ).replace("import pytest", "import pytest\nfrom branches import branch"),
+        }
+    )
+    project.types("coverage run -m torch_testing_ext test_branches.py && coverage combine --quiet")
+    assert re.search(r"(?m)^branches.py +4 +0 +100%$", project.types("coverage report --include=branches.py"))
+    assert "run torchtest under coverage.py" in project.types("torchtest --cov=branches", code=4)
+
+
+def test_options_of_pytest(project: Stranger) -> None:
+    project.write(
+        {
+            "conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--model', default='small')\n",
+            "test_model.py": "def test_model(request):\n    assert request.config.getoption('model') == 'big one'\n",
+        }
+    )
+    project.types("torchtest test_model.py", code=1)
+    project.types("torchtest test_model.py -- --model 'big one'")
+    assert "write it after --" in project.types("torchtest --model big", code=4)
+    # The printed command has them, too.
+    printed = project.types("torchtest test_model.py -- --model 'small one'", code=1)
+    (again,) = re.findall(r"(?m)^run again:  (.*)$", printed)
+    assert "small one" in project.types(again, code=1)
+
+
+def test_version(project: Stranger) -> None:
+    assert re.match(r"torch-testing-ext \d\S*, torch \d\S*, pytest \d", project.types("torchtest --version"))
+
+
+def test_gpus(project: Stranger) -> None:
+    """No guess at what a newcomer means by 0, and the word of Docker for all."""
+    assert "write '0,' for GPU 0" in project.types("torchtest --gpus 0", code=4)
+    assert "torch sees no GPU on this machine" in project.types("torchtest --gpus 0,1", code=4)
+    for names in ("all", "auto", "none"):
+        assert project.types(f"torchtest --gpus {names} test_ranks.py").endswith("\n1 passed, 0 failed, 0 skipped\n")

@@ -14,7 +14,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,6 +45,20 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     config = _prepareconfig(arguments, plugins)
     config._do_configure()
     return config
+
+
+def known_options() -> frozenset[str]:
+    """The names of all options that pytest has in the working directory: its own, of plugins and of conftest files."""
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        try:
+            config = _prepareconfig(["--capture=no"], [])
+        except (Exception, SystemExit):
+            return frozenset()
+    parser = config._parser
+    groups = [parser._anonymous, *parser._groups]
+    names = frozenset(name for group in groups for option in group.options for name in option.names())
+    config._ensure_unconfigure()
+    return names
 
 
 def add_property(config: pytest.Config, name: str, value: object) -> None:

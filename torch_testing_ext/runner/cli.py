@@ -148,6 +148,9 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
     options = configured.options
     os.environ[DEVICES_OF_RUN] = options.devices
+    if options.pytest:
+        # The last of them counts.
+        os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} {options.pytest}".strip()
     if options.fake_accelerators is not None and options.planned_devices is None:
         _start_fake_accelerators(options.fake_accelerators)
     # They interrupt like Ctrl-C.

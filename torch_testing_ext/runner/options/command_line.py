@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.metadata
+import importlib.util
 import itertools
 import platform
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from .all_options import OPTION_TABLE, Options
 from .commands import COMMANDS
 from .declaring import Level, OptionSpec
 from .names import setting_name, shown_value
+from .readers import read_pytest_options, why_not_for_pytest
 from .values import UsageError
 
 
@@ -60,9 +63,9 @@ class _Parser(argparse.ArgumentParser):
 def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWords:
     """The options in the words after a command. Raises UsageError; SystemExit for a help that it prints."""
     arguments = _Arguments(command, as_pytorch)
-    # After `--`, all words are names, whatever they begin with.
+    # After `--`, all words are for pytest.
     end = argv.index("--") if "--" in argv else len(argv)
-    argv, names = argv[:end], argv[end + 1 :]
+    argv, of_pytest = argv[:end], argv[end + 1 :]
     if "--help-all" in argv:
         arguments.print_help(Level.SETTING)
     if "--version" in argv and not command:
@@ -76,8 +79,13 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
     values = {}
     for field, value in vars(parsed).items():
         values[field] = tuple(value) if isinstance(value, list) else value
-    if names:
-        values["names"] = (*values.get("names", ()), *names)
+    if of_pytest and command:
+        raise UsageError(f"{command} passes nothing to pytest: leave out -- and the words after it")
+    if of_pytest:
+        try:
+            values["pytest"] = read_pytest_options(shlex.join(of_pytest))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     overrides = values.pop("overrides", ())
     return ParsedWords(values, overrides)
 
@@ -131,8 +139,9 @@ class _Arguments:
     def print_help(self, level: Level) -> NoReturn:
         """Print the options of this level and those before, and exit."""
         usage = [user_commands.runner(), *([self._name] if self._name else [])]
+        words = self._command.usage if self._command else "[options] [NAME ...] [-- PYTEST OPTIONS]"
         parser = _Parser(
-            usage=" ".join([*usage, self._command.usage if self._command else "[options] [NAME ...]"]),
+            usage=" ".join([*usage, words]),
             description=self._command.description if self._command else "Run distributed tests in parallel.",
             epilog=None if self._command else self._epilog(),
             formatter_class=_HelpFormatter,
@@ -187,6 +196,12 @@ class _Arguments:
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
         if self._command:
             return f"{self._name} has no option {flag}.{advice} ({self._name} --help lists its options)"
+        why = why_not_for_pytest(flag)
+        if why:
+            return f"{flag} is an option of pytest: {why}"
+        name = flag if flag.startswith("--") else flag[:2]
+        if name in _known_to_pytest():
+            return f"{flag} is an option of pytest: write it after --, as in torchtest -- {word}"
         return f"{flag} is not an option.{advice} (--help lists the options)"
 
     def _arguments(self, field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -207,6 +222,15 @@ class _Arguments:
             yield flags, {"dest": field, "action": "store_const", "const": True, "help": spec.help}
         else:
             yield flags, _valued(field, spec)
+
+
+def _known_to_pytest() -> frozenset[str]:
+    """The options of pytest, its plugins and the project; none without pytest, or if the project's cannot be read."""
+    if importlib.util.find_spec("pytest") is None:
+        return frozenset()
+    from torch_testing_ext._pytest_ranks import pytest_internals
+
+    return pytest_internals.known_options()
 
 
 def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:

@@ -117,7 +117,9 @@ class CommandLineTest(OptionsCase):
             (("-q",), "verbosity", Verbosity.QUIET),
             (("-s",), "stream", True),
             (("--list",), "action", Action.LIST),
-            (("a", "--list", "--", "--list", "-h"), "names", ("a", "--list", "-h")),
+            (("a", "--list", "--", "--model", "a big one"), "pytest", "--model 'a big one'"),
+            (("a", "--list", "--", "--model", "a big one"), "names", ("a",)),
+            (("-o", "pytest=--tb=short -rA"), "pytest", "--tb=short -rA"),
             (("--", "--help-all"), "action", Action.RUN),
         ):
             with self.subTest(argv=argv):
@@ -127,6 +129,14 @@ class CommandLineTest(OptionsCase):
         for argv, pattern in (
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
             (("--lst",), "--lst is not an option. Did you mean: --list, "),
+            (("--basetemp=x",), r"--basetemp is an option of pytest: each test has a folder of its own"),
+            (("--tb=short",), r"--tb is an option of pytest: write it after --, as in torchtest -- --tb=short"),
+            (("-rA",), r"-rA is an option of pytest: write it after --, as in torchtest -- -rA"),
+            (("-p", "x"), r"-p is an option of pytest: write it after --, as in torchtest -- -p"),
+            (("-n4",), "-n4 is an option of pytest: use -j N of torchtest"),
+            (("--cov=mine",), "--cov is an option of pytest: run torchtest under coverage.py, as its page says, or"),
+            (("--", "--cov-report=html"), "--cov-report=html: run torchtest under coverage.py"),
+            (("--", "-n", "4"), "-n: use -j N of torchtest"),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
             (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
             (("--gpus", "0"), "--gpus: '0' is a number of GPUs: write '0,' for GPU 0, or 'none' for no GPU"),
