@@ -22,13 +22,16 @@ import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 # Before pytest takes stdin away, and plugins start threads, these look at both.
 from torch_testing_ext._process import early_threads as early_threads, setting_names, terminal as terminal, words
 from torch_testing_ext._tests import launcher_variables, notes
+
+if TYPE_CHECKING:
+    from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn
 
 OPTION = "--drop-in"
 _FAKE = "--fake-accelerators"
@@ -306,11 +309,8 @@ _EXPLANATIONS = (
 
 
 @pytest.fixture
-def dist_env() -> Iterator[Any]:
-    """The rank that runs a test with the mark `world_size`, with a process group.
-
-    It has rank, world_size, local_rank, device, backend, group and store.
-    """
+def dist_env() -> Iterator[DistEnv]:
+    """The rank that runs a test with the mark `world_size`, with a process group: a `DistEnv` of `ranks`."""
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
         pytest.fail(
@@ -323,7 +323,7 @@ def dist_env() -> Iterator[Any]:
 
 
 @pytest.fixture
-def ranks() -> Any:
+def ranks() -> Ranks | None:
     """The rank that runs a test with the mark `world_size`, without a process group; None in other tests."""
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
@@ -332,7 +332,7 @@ def ranks() -> Any:
 
 
 @pytest.fixture(name="spawn")
-def _spawn() -> Any:
+def _spawn() -> Spawn:
     """A function that runs another in ranks: `spawn(function, world_size, *args)`."""
     from torch_testing_ext import ranks
 
@@ -340,7 +340,7 @@ def _spawn() -> Any:
 
 
 @pytest.fixture(name="run_script")
-def _run_script() -> Any:
+def _run_script() -> RunScript:
     """A function that runs a script in ranks: `run_script(path, *args, world_size=4)`."""
     from torch_testing_ext import ranks
 

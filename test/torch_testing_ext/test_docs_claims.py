@@ -35,6 +35,9 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 SUBCOMMANDS = ("show", "report", "why", "init", "moving", "cluster")
 # Options of torch, pytest, unittest, pip, git and others, and of programs of this repository that are no runner.
 OTHERS_OPTIONS = {
+    # Of pytest-cov, and of a conftest.py.
+    "--cov",
+    "--model",
     *(
         "--nproc-per-node",
         "--nnodes",
@@ -172,12 +175,14 @@ class OptionsTest(unittest.TestCase):
             with self.subTest(example=example), tempfile.TemporaryDirectory() as folder:
                 Path(folder, "pyproject.toml").write_text(example, encoding="utf-8")
                 read = sources.read_options((), {}, Path(folder), Path(folder))
-                self.assertIn("pyproject.toml", read.sources.values())
+                # Another tool's are in a table of that tool alone.
+                is_ours = "[tool.coverage." not in example
+                self.assertEqual("pyproject.toml" in read.sources.values(), is_ours)
 
     def test_options_in_prose_exist(self) -> None:
         known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
         known |= {flag for spec in OPTION_TABLE.values() for value in spec.values for flag in value.names}
-        known |= set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))) | {"--help", "--help-all"}
+        known |= {"--help", "--help-all", "--version", *re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))}
         for page in PAGES:
             for code in spans(page):
                 for option in OPTION.findall(code):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "torch-testing-ext"
 # All that users have. `test` and `docs` are for work on the package.
 EXTRAS = "gpu,moving,pytest,ray,ui,upstream"
-BESIDE = ("pytest-xdist", "pytest-cov", "uv")
+BESIDE = ("pytest-xdist", "pytest-cov", "uv", "mypy")
 # The CUDA build of torch has 5.3 GB, unpacked.
 GIGABYTES = 8
 # Not a pin: the newest torch, and not an older one that fits.

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from stranger import Stranger
+from stranger import ROOT, Stranger
 
 PROPERTY = """
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
 
-from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.hypothesis_utils import given, per_rank, settings
 
 
-class TestSum(MultiProcessTestCase):
-    def setUp(self):
-        super().setUp()
-        self._spawn_processes()
-
-    @settings(max_examples=20, database=None)
-    @given(size=st.integers(0, 30), mine=per_rank(st.integers(0, 10)))
-    def test_sum(self, size, mine):
-        total = torch.full((size,), float(mine))
-        dist.all_reduce(total)
-        assert (total >= mine).all()
+@settings(max_examples=20, database=None)
+@given(size=st.integers(0, 30), mine=per_rank(st.integers(0, 10)))
+@pytest.mark.world_size(2)
+def test_sum(dist_env, size, mine):
+    total = torch.full((size,), float(mine))
+    dist.all_reduce(total)
+    assert (total >= mine).all()
 """
 SCRIPT = """
 import sys
@@ -69,9 +65,18 @@ def test_branches(dist_env):
 """
 
 
-def test_property(stranger: Stranger) -> None:
+@pytest.mark.parametrize("runner", ["pytest", "torchtest"])
+def test_property(stranger: Stranger, runner: str) -> None:
+    """In the form of the other tests: a function with the mark."""
     stranger.write({"test_sum.py": PROPERTY})
-    assert "1 passed" in stranger.types("pytest test_sum.py")
+    assert "1 passed" in stranger.types(f"{runner} test_sum.py")
+
+
+def test_types(stranger: Stranger) -> None:
+    """The wheel says that it has types, and a strict project finds those of fixtures."""
+    source = ROOT / "test" / "torch_testing_ext" / "subjects" / "typed_tests.py"
+    stranger.write({"test_typed.py": source.read_text(encoding="utf-8")})
+    assert "Success" in stranger.types("mypy --strict test_typed.py")
 
 
 def test_script(stranger: Stranger) -> None:

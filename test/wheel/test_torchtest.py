@@ -184,3 +184,25 @@ def test_gpus(project: Stranger) -> None:
     assert "torch sees no GPU on this machine" in project.types("torchtest --gpus 0,1", code=4)
     for names in ("all", "auto", "none"):
         assert project.types(f"torchtest --gpus {names} test_ranks.py").endswith("\n1 passed, 0 failed, 0 skipped\n")
+
+
+HANG = """
+import pytest
+import time
+import torch.distributed as dist
+
+@pytest.mark.world_size(4, timeout=4)
+def test_hang(dist_env):
+    if dist_env.rank == 3:
+        time.sleep(1000)
+    dist.barrier()
+"""
+
+
+def test_arrow_of_a_hang(project: Stranger) -> None:
+    """It leads to the rank that never came: the last of the four rows."""
+    project.write({"test_hang.py": HANG})
+    project.types("torchtest test_hang.py --html report.html", code=1)
+    page = (project.project / "report.html").read_text(encoding="utf-8")
+    (arrow,) = re.findall(r'<line [^>]*class="arrow waits"[^>]*>', page)
+    assert 'y2="70.0"' in arrow, arrow

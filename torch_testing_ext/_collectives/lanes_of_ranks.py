@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ class TimedCall(NamedTuple):
     at: float
     is_over: bool
     site: str
+    # The ranks of the group.
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,21 +45,45 @@ class CallBar(NamedTuple):
     until: float
 
 
-def meetings(lanes: Iterable[RankLane]) -> list[list[tuple[int, TimedCall]]]:
-    """The calls that belong together, each with its rank, the first to come first."""
+class Meeting(NamedTuple):
+    """The calls that belong together, each with its rank, the first to come first; and who is still to come."""
+
+    calls: list[tuple[int, TimedCall]]
+    missing: tuple[int, ...]
+
+    @property
+    def last(self) -> tuple[int, float | None]:
+        """The rank for which the first one waits, and when it came; a rank that never came has no time."""
+        if self.missing:
+            return self.missing[0], None
+        rank, call = self.calls[-1]
+        return rank, call.at
+
+
+def meetings(lanes: Sequence[RankLane]) -> list[Meeting]:
+    """The collectives for which a rank of these lanes waits for another."""
     by_place: dict[tuple[str, int], dict[int, TimedCall]] = {}
     for lane in lanes:
         for call in lane.calls:
             by_place.setdefault((call.group, call.place), {})[lane.rank] = call
-    met = [calls for calls in map(_same_kind, by_place.values()) if len(calls) > 1]
-    return [sorted(calls.items(), key=lambda pair: pair[1].at) for calls in met]
+    ranks = {lane.rank for lane in lanes}
+    met = [_meeting(_same_kind(calls), ranks) for calls in by_place.values()]
+    return [meeting for meeting in met if len(meeting.calls) > 1 or meeting.missing]
 
 
-def bars(lanes: Iterable[RankLane], met: Iterable[Sequence[tuple[int, TimedCall]]]) -> list[CallBar]:
+def _meeting(calls: Mapping[int, TimedCall], ranks: Set[int]) -> Meeting:
+    in_order = sorted(calls.items(), key=lambda pair: pair[1].at)
+    waits = not any(call.is_over for call in calls.values())
+    members = [rank for call in calls.values() for rank in call.members]
+    missing = ranks.intersection(members).difference(calls) if waits else set()
+    return Meeting(in_order, tuple(sorted(missing)))
+
+
+def bars(lanes: Iterable[RankLane], met: Iterable[Meeting]) -> list[CallBar]:
     """The calls of all ranks. One that is over was so when the last rank came, as far as the recorder tells."""
     arrived: dict[tuple[str, int], float] = {}
-    for calls in met:
-        _, last = calls[-1]
+    for meeting in met:
+        _, last = meeting.calls[-1]
         arrived[last.group, last.place] = last.at
     drawn = []
     for lane in lanes:

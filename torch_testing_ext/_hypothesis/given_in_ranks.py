@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
@@ -12,6 +14,7 @@ import hypothesis
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
+from torch_testing_ext.launch.rank_context import context_here
 
 from . import hypothesis_internals
 from .blueprints import for_rank
@@ -57,11 +60,39 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
                     f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
                     f"{_base_of(case)} would each draw examples of their own"
                 )
+            rank = None if isinstance(case, RankedTestCase) else _this_rank()
+            if rank is not None:
+                run_property(rank, prop, functools.partial(body, *args, **kwargs))
+                return
             prop(*args, **kwargs)
 
+        setattr(test, hypothesis_internals.IN_RANKS, True)
         return test
 
     return decorate
+
+
+@dataclass
+class _RankOfFunction:
+    """A rank of a test without a class of ours, as a property needs it."""
+
+    rank: int
+    world_size: int
+    # The beginning of the names of files through which the ranks meet.
+    file_name: str
+
+
+# Of the properties that this process has run: all ranks count alike.
+_numbers = itertools.count()
+
+
+def _this_rank() -> _RankOfFunction | None:
+    """The rank that this process is; None if it is none."""
+    context = context_here()
+    if context is None:
+        return None
+    name = str(context.directory / f"property{next(_numbers)}")
+    return _RankOfFunction(context.rank, context.world_size, name)
 
 
 def _base_of(case: RankedTestCase) -> str:

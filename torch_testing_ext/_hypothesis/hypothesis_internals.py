@@ -20,6 +20,8 @@ T = TypeVar("T")
 _SETTINGS = "_hypothesis_internal_use_settings"
 _SEED = "_hypothesis_internal_use_seed"
 _EXAMPLES = "hypothesis_explicit_examples"
+# Our own, of tests that our `given` has made: all ranks get the same examples.
+IN_RANKS = "torch_testing_ext_in_ranks"
 # Our own, which @replay sets.
 REPLAYED = "torch_testing_ext_replayed"
 _ATTRIBUTES = ("_hypothesis_internal_", _EXAMPLES, REPLAYED)
@@ -43,6 +45,17 @@ def settings_of(prop: Callable[..., Any]) -> hypothesis.settings:
 
 def set_settings(prop: Callable[..., Any], chosen: hypothesis.settings) -> None:
     setattr(prop, _SETTINGS, chosen)
+
+
+def allow_fixtures(test: Callable[..., Any]) -> None:
+    """Let a test with fixtures run in ranks, which set up their fixtures once for all examples.
+
+    Hypothesis' plugin asks in pytest's process for the fixtures of a test, unless both of its checks are left out.
+    """
+    chosen = settings_of(test)
+    checks = hypothesis.HealthCheck
+    allowed = {*chosen.suppress_health_check, checks.function_scoped_fixture, checks.differing_executors}
+    set_settings(test, hypothesis.settings(chosen, suppress_health_check=tuple(allowed)))
 
 
 def add_examples(prop: Callable[..., Any], examples: Sequence[Mapping[str, Any]]) -> None:

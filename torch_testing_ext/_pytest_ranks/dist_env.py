@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,48 +13,27 @@ import torch.distributed as dist
 
 from torch_testing_ext._pytest_ranks.marks import RankSpec
 from torch_testing_ext._testing.bases import shared_devices
+from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
 from torch_testing_ext.launch import launch_settings
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
 
-@dataclass(frozen=True)
-class RankEnv:
-    """One rank of a test, with no process group."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    device: torch.device
-    # The number that the test has leased.
-    devices: int = field(repr=False)
-
-    @classmethod
-    def of(cls, spec: RankSpec, rank: int) -> RankEnv:
-        """Choose the device of this rank."""
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        device = torch.device("cpu")
-        if spec.devices and not launch_settings.read_settings().fake_devices:
-            accelerator = torch.accelerator.current_accelerator()
-            assert accelerator is not None, "the parent has counted accelerators"
-            device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
-            torch.accelerator.set_device_index(device.index)
-        return cls(rank, spec.world_size, local_rank, device, spec.devices)
-
-
-@dataclass(frozen=True)
-class DistEnv(RankEnv):
-    """One rank of a test, and the process group over all of them, which exists already."""
-
-    backend: str
-    group: Any = field(repr=False)
-    # The rendezvous of the group.
-    store: Any = field(repr=False)
+def rank_of(spec: RankSpec, rank: int) -> Ranks:
+    """Choose the device of a rank."""
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    device = torch.device("cpu")
+    if spec.devices and not launch_settings.read_settings().fake_devices:
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None, "the parent has counted accelerators"
+        device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
+        torch.accelerator.set_device_index(device.index)
+    return Ranks(rank, spec.world_size, local_rank, device, spec.devices)
 
 
 def open_dist_env(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:
     """Choose the device of this rank and make the group, which the rank destroys when it ends."""
-    rank_env = RankEnv.of(spec, rank)
+    rank_env = rank_of(spec, rank)
     store = None
     if spec.init is None:
         store = _FileStore(str(directory / "store"), spec.world_size)
@@ -63,13 +41,13 @@ def open_dist_env(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEn
         dist.init_process_group(backend, store=store, rank=rank, world_size=spec.world_size)
     else:
         backend = _make_by(spec.init, rank_env)
-    env = DistEnv(**vars(rank_env), backend=backend, group=dist.group.WORLD, store=store)
+    env = DistEnv(**vars(rank_env), backend=backend, store=store)
     yield env
-    # The group ends with the test.
-    vars(env).update(group=None, store=None)
+    # The store ends with the test.
+    vars(env).update(store=None)
 
 
-def _make_by(init: Callable[..., object], rank_env: RankEnv) -> str:
+def _make_by(init: Callable[..., object], rank_env: Ranks) -> str:
     """Let a function of the project make the group. It gets the rank if it requires an argument."""
     parameters = inspect.signature(init).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

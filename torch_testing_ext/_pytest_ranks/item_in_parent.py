@@ -28,6 +28,7 @@ from torch_testing_ext._pytest_ranks.marks import (
     PLACE,
     SHOW_COMMAND,
     RankSpec,
+    draws_for_all_ranks,
     plan_of_run,
     rank_side,
     scope_node,
@@ -73,6 +74,14 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     if why:
         raise pytest_internals.skip_at_test(why)
     settings = launch_settings.read_settings()
+    if draws_for_all_ranks(item.function):
+        from torch_testing_ext._collectives.worlds.world_views import not_in_world
+        from torch_testing_ext._hypothesis import hypothesis_internals
+
+        if settings.world is not None:
+            why = not_in_world(settings.world, "draws examples, which its ranks agree on")
+            raise pytest_internals.skip_at_test(why)
+        hypothesis_internals.allow_fixtures(item.function)
     if settings.world is not None:
         # Its ranks do not communicate, and use no devices.
         spec = replace(spec, world_size=settings.world, devices=0, is_auto=False)

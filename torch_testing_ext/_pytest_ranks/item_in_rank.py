@@ -23,10 +23,11 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import locks, messages
 from torch_testing_ext._pytest_ranks import pytest_internals, reports
 from torch_testing_ext._pytest_ranks.debugger_of_rank import look_at, never_ask
-from torch_testing_ext._pytest_ranks.dist_env import DistEnv, RankEnv, open_dist_env
+from torch_testing_ext._pytest_ranks.dist_env import open_dist_env, rank_of
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, read_marks
 from torch_testing_ext._testing.bases import rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
+from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._torch.groups import collective_errors
 from torch_testing_ext.launch.aspects import rank_warnings
@@ -87,10 +88,10 @@ def this_dist_env() -> Iterator[DistEnv]:
     return open_dist_env(test.spec, context.directory, context.rank)
 
 
-def this_rank() -> RankEnv:
+def this_rank() -> Ranks:
     """Make the value of the fixture `ranks`."""
     context, test = _context_and_test()
-    return RankEnv.of(test.spec, context.rank)
+    return rank_of(test.spec, context.rank)
 
 
 def read_extras(account: launch.RankAccount | None) -> RankExtras:

@@ -257,10 +257,16 @@ def site_of(report: RankReport, file: str) -> Site | None:
 
 
 def _sites(report: RankReport) -> list[Site]:
-    if report.error.sites:
-        return list(report.error.sites)
-    found = _FRAME_OF_TRACEBACK.finditer(report.traceback)
-    return [Site(frame["file"], int(frame["line"]), frame["function"]) for frame in found]
+    sites = list(report.error.sites)
+    if any(not is_library(site.file) for site in sites):
+        return sites
+    # The message of an error may quote that of another process.
+    for text in (report.traceback, report.error.details):
+        found = _FRAME_OF_TRACEBACK.finditer(text)
+        quoted = [Site(frame["file"], int(frame["line"]), frame["function"]) for frame in found]
+        if quoted:
+            return quoted
+    return sites
 
 
 # -- the values of an assertion, and the end

@@ -75,7 +75,7 @@ class MarkTest(unittest.TestCase):
         for available, device, backend in ((2, "cuda:1", "nccl"), (1, "cpu", "gloo")):
             with mock.patch.multiple(torch.accelerator, **of_cuda), mock.patch.dict(os.environ, nothing):
                 here = spec.on(available)
-                rank_env = dist_env.RankEnv.of(here, 1)
+                rank_env = dist_env.rank_of(here, 1)
                 self.assertEqual(rank_env.device, torch.device(device))
                 self.assertEqual(dist_env._backend_for(rank_env.device, here), backend)
 

@@ -16,7 +16,14 @@ SMOKE = subject(__file__, "uses_of_pytest_internals.py")
 MODEL = {
     **dict.fromkeys(["test_fixtures[1]", "test_added_fixtures", "test_finalizers", "test_finalizers_were_called"]),
     **dict.fromkeys(
-        ["XunitTest.test_unittest", "TestXunit.test_of_pytest", "test_texts", "test_colours", "test_debugger"]
+        [
+            "XunitTest.test_unittest",
+            "TestXunit.test_of_pytest",
+            "test_texts",
+            "test_options",
+            "test_colours",
+            "test_debugger",
+        ]
     ),
     **dict.fromkeys(
         ["test_output", "test_sessions", "test_shared_set_up", "test_odd_folders", "test_property_of_the_run"]

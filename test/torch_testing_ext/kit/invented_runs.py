@@ -81,12 +81,12 @@ SCREEN = HANG.screen
 def hang_of_ranks(size: int) -> FinishedTest:
     """A test that hung, since rank 2 did not come to the second call of all ranks. It began with the run."""
     clock = 1_790_000_000.0
+    ranks = tuple(range(size))
+    group = "the default group, 0"
 
     def lane(rank: int) -> RankLane:
-        first = TimedCall(
-            "all_reduce #1 [4]", "the default group, 0", 1, clock + 1.0 + rank / 100, True, "test_x.py:20"
-        )
-        second = TimedCall("all_reduce #2 [4]", "the default group, 0", 2, clock + 2.0, False, "test_x.py:26")
+        first = TimedCall("all_reduce #1 [4]", group, 1, clock + 1.0 + rank / 100, True, "test_x.py:20", ranks)
+        second = TimedCall("all_reduce #2 [4]", group, 2, clock + 2.0, False, "test_x.py:26", ranks)
         return RankLane(rank, clock, clock + 0.5, clock + 4.0, "stopped", (first, second) if rank != 2 else (first,))
 
     logs = tuple(RankLog(rank, lane=lane(rank)) for rank in range(size))

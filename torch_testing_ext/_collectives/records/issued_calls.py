@@ -288,10 +288,12 @@ def calls_of(record: RankRecord, ranks: int) -> tuple[TimedCall, ...]:
     """The latest calls of one of so many ranks."""
     timed = []
     for key, calls in record.calls.items():
-        group = f"{record.groups[key].title}, {key.generation}"
+        known = record.groups[key]
+        group = f"{known.title}, {key.generation}"
         for call in calls:
             if call.at:
-                timed.append(TimedCall(str(call), group, call.place, call.at, call.is_over, str(call.site or "")))
+                site = str(call.site or "")
+                timed.append(TimedCall(str(call), group, call.place, call.at, call.is_over, site, known.members))
     if not timed:
         return ()
     timed.sort(key=lambda call: call.at)

@@ -140,8 +140,11 @@ def _ranks_of_test(
         facts_of_call = {"line": call.site, "over": call.is_over}
         slice_ = _slice(call.name, "collective", call.at - zero, bar.over - zero, facts_of_call)
         yield {**slice_, "dur": max(1, slice_["dur"]), **process, "tid": bar.rank}
-    for place_of_call, calls in enumerate(met):
-        ends = [(rank, call.at - zero) for rank, call in (calls[0], calls[-1])]
+    ended = {lane.rank: lane.ended for lane in lanes}
+    for place_of_call, meeting in enumerate(met):
+        first_rank, first = meeting.calls[0]
+        last_rank, at = meeting.last
+        ends = [(first_rank, first.at - zero), (last_rank, (ended[last_rank] if at is None else at) - zero)]
         yield from _arrow(f"{number}.{place_of_call}", ends, process)
 
 

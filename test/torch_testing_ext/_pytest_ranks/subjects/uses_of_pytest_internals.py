@@ -89,6 +89,11 @@ class TestXunit:
         assert any(name.startswith(internals.XUNIT_FIXTURES) for name in internals.fixture_definitions(request.node))
 
 
+def test_options():
+    known = internals.known_options()
+    assert {"-k", "--tb", "--basetemp", "--sanitize"} <= known and "--nosuch" not in known
+
+
 def test_xfail(request):
     assert not internals.is_marked_xfail(request.node)
     request.applymarker(pytest.mark.xfail(reason="added"))

@@ -82,7 +82,7 @@ def _tokens(line: str) -> Iterator[Element | str]:
 
 
 def lanes_of_failure(lanes: Sequence[RankLane]) -> Elements:
-    """A lane for each rank, with its calls, and an arrow from the first to come to the last one."""
+    """A lane for each rank, with its calls, and arrows to the rank that came last, or never came."""
     if not any(lane.calls for lane in lanes):
         return
     drawn = _chosen(lanes)
@@ -145,24 +145,25 @@ class _Picture:
         yield from self._arrows()
         ended = max(lane.ended for lane in self._lanes)
         whole = ended - min(lane.began for lane in self._lanes)
-        words = f"{self._length:.2g} s of {whole:.2g} s; an arrow leads to the rank that came last"
+        words = f"{self._length:.2g} s of {whole:.2g} s; an arrow leads to the rank that came last, or never"
         yield xml_element("text", words, class_="axis", x=0, y=len(self._lanes) * ROW + 14)
 
     def _arrows(self) -> Elements:
-        """An arrow for each collective, from the first rank that has called it to the last one."""
+        """An arrow for each collective, from its first rank to the last one, or to one that never came."""
         rows = {lane.rank: row for row, lane in enumerate(self._lanes)}
-        for calls in self._meetings:
-            first_rank, first = calls[0]
-            last_rank, last = calls[-1]
+        ended = {lane.rank: lane.ended for lane in self._lanes}
+        for meeting in self._meetings:
+            first_rank, first = meeting.calls[0]
+            last_rank, at = meeting.last
             if first.at < self._start or first_rank == last_rank:
                 continue
-            kind = "arrow" if all(call.is_over for _, call in calls) else "arrow waits"
+            kind = "arrow" if all(call.is_over for _, call in meeting.calls) else "arrow waits"
             yield xml_element(
                 "line",
                 class_=kind,
                 x1=self._x(first.at),
                 y1=rows[first_rank] * ROW + ROW / 2,
-                x2=self._x(last.at),
+                x2=self._x(ended[last_rank] if at is None else at),
                 y2=rows[last_rank] * ROW + ROW / 2,
                 marker_end="url(#arrow)",
             )

@@ -13,7 +13,7 @@ from kit.invented_runs import SCREEN, attempt, every_outcome, finished_in_world,
 
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId
-from torch_testing_ext.runner.report.page import html_page, timeline
+from torch_testing_ext.runner.report.page import failure_part, html_page, timeline
 from torch_testing_ext.runner.report.wording import printable
 
 VISIBLE = "[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.id)"
@@ -135,6 +135,8 @@ class InABrowserTest(unittest.TestCase):
         # The first arrow leads from rank 0, which came first, to rank 3; the second waits for rank 2.
         arrows = "[...document.querySelectorAll('.arrow')].map((one) => one.className.baseVal)"
         self.assertEqual(self.ask(arrows), ["arrow", "arrow waits"])
+        ends = "[...document.querySelectorAll('.arrow')].map((one) => one.getAttribute('y2'))"
+        self.assertEqual(self.ask(ends), [str(rank * failure_part.ROW + failure_part.ROW / 2) for rank in (3, 2)])
         box = "document.querySelector('#test-2').getBoundingClientRect().top + scrollY < 1200"
         self.assertTrue(self.ask(box), "the first failure hides the list")
         self.assertEqual(self.browser.complaints(), [])

@@ -1,0 +1,72 @@
+"""The types of what pytest's fixtures give to tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from torch_testing_ext._testing.bases.scripts import ScriptRun
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank of a test, without a process group: the value of the fixture `ranks` in tests with ranks."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    # The number that the test has leased.
+    devices: int = field(repr=False)
+
+
+@dataclass(frozen=True)
+class DistEnv(Ranks):
+    """One rank of a test, with a process group over all of them: the value of the fixture `dist_env`."""
+
+    backend: str
+    # The rendezvous of the group; None if the mark's `init` has made it.
+    store: dist.Store | None = field(repr=False)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The default group. A property test makes another one for each example that fails."""
+        group = dist.group.WORLD
+        assert group is not None, "the test has destroyed the process group"
+        return group
+
+
+class Spawn(Protocol):
+    """The function `spawn`, as the fixture of this name gives it."""
+
+    def __call__(
+        self,
+        function: Callable[..., object],
+        world_size: int,
+        /,
+        *args: Any,
+        timeout: float | None = ...,
+        backend: str | None = ...,
+        devices: int | str | None = ...,
+    ) -> None: ...
+
+
+class RunScript(Protocol):
+    """The function `run_script`, as the fixture of this name gives it."""
+
+    def __call__(
+        self,
+        path: str | os.PathLike[str],
+        /,
+        *args: object,
+        world_size: int = ...,
+        devices: int | str | None = ...,
+        env: Mapping[str, str] | None = ...,
+        timeout: float | None = ...,
+        launcher: str | None = ...,
+    ) -> ScriptRun: ...
