@@ -328,7 +328,8 @@ def ranks() -> Ranks | None:
     in_rank = sys.modules.get("torch_testing_ext._pytest_ranks.item_in_rank")
     if in_rank is None or not in_rank.is_rank():
         return None
-    return in_rank.this_rank()
+    rank: Ranks = in_rank.this_rank()
+    return rank
 
 
 @pytest.fixture(name="spawn")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def meetings(lanes: Sequence[RankLane]) -> list[Meeting]:
     return [meeting for meeting in met if len(meeting.calls) > 1 or meeting.missing]
 
 
-def _meeting(calls: Mapping[int, TimedCall], ranks: Set[int]) -> Meeting:
+def _meeting(calls: Mapping[int, TimedCall], ranks: set[int]) -> Meeting:
     in_order = sorted(calls.items(), key=lambda pair: pair[1].at)
     waits = not any(call.is_over for call in calls.values())
     members = [rank for call in calls.values() for rank in call.members]

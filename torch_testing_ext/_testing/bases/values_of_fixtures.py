@@ -30,8 +30,8 @@ class DistEnv(Ranks):
     """One rank of a test, with a process group over all of them: the value of the fixture `dist_env`."""
 
     backend: str
-    # The rendezvous of the group; None if the mark's `init` has made it.
-    store: dist.Store | None = field(repr=False)
+    # The rendezvous of the group, whose type torch does not export; None if the mark's `init` has made the group.
+    store: Any = field(repr=False)
 
     @property
     def group(self) -> dist.ProcessGroup:
