@@ -45,7 +45,7 @@ class CallBar(NamedTuple):
     until: float
 
 
-class Meeting(NamedTuple):
+class TimedMeeting(NamedTuple):
     """The calls that belong together, each with its rank, the first to come first; and who is still to come."""
 
     calls: list[tuple[int, TimedCall]]
@@ -60,7 +60,7 @@ class Meeting(NamedTuple):
         return rank, call.at
 
 
-def meetings(lanes: Sequence[RankLane]) -> list[Meeting]:
+def meetings(lanes: Sequence[RankLane]) -> list[TimedMeeting]:
     """The collectives for which a rank of these lanes waits for another."""
     by_place: dict[tuple[str, int], dict[int, TimedCall]] = {}
     for lane in lanes:
@@ -71,15 +71,15 @@ def meetings(lanes: Sequence[RankLane]) -> list[Meeting]:
     return [meeting for meeting in met if len(meeting.calls) > 1 or meeting.missing]
 
 
-def _meeting(calls: Mapping[int, TimedCall], ranks: set[int]) -> Meeting:
+def _meeting(calls: Mapping[int, TimedCall], ranks: set[int]) -> TimedMeeting:
     in_order = sorted(calls.items(), key=lambda pair: pair[1].at)
     waits = not any(call.is_over for call in calls.values())
     members = [rank for call in calls.values() for rank in call.members]
     missing = ranks.intersection(members).difference(calls) if waits else set()
-    return Meeting(in_order, tuple(sorted(missing)))
+    return TimedMeeting(in_order, tuple(sorted(missing)))
 
 
-def bars(lanes: Iterable[RankLane], met: Iterable[Meeting]) -> list[CallBar]:
+def bars(lanes: Iterable[RankLane], met: Iterable[TimedMeeting]) -> list[CallBar]:
     """The calls of all ranks. One that is over was so when the last rank came, as far as the recorder tells."""
     arrived: dict[tuple[str, int], float] = {}
     for meeting in met:
