@@ -17,7 +17,7 @@ TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 # The first cell of a row.
 FILE = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
 # Every story runs through these, and no page repeats it.
-BASICS = "_process/"
+BASICS = ("_process/", "_tests/")
 # By story: a file process that has no more tests ends before the story does, or a moment later.
 MAY_RUN = {"A worker is killed": {"runner/processes/preloaded_server.py"}}
 

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from . import ends, fork_safety, interpreters, system
+from torch_testing_ext._process import fork_safety
+
+from . import ends, interpreters, system
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

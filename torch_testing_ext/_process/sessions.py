@@ -10,7 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from . import fork_safety, system
+from torch_testing_ext._process import fork_safety
+
+from . import system
 from .signals import blocked
 
 # A run may have been started with any of these ignored (nohup, the background of a shell). Tests do not depend on that.

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import fork_safety
+from torch_testing_ext._process import fork_safety
+
 from .ends import wait_for_exit
 from .signals import blocked
 

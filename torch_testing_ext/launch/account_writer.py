@@ -14,8 +14,9 @@ from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import system
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
 from torch_testing_ext._process.logs import cut_middle
-from torch_testing_ext._process.source_files import is_harness
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.launcher_variables import ADDRESS, is_loopback
+from torch_testing_ext._tests.source_files import is_harness
 from torch_testing_ext.launch.accounts import (
     ERROR_EXIT_CODE,
     LONGEST_DETAILS,
@@ -238,9 +239,9 @@ _NO_THREAD_OF_CPP = "Resource temporarily unavailable"
 def _advice(message: str) -> str:
     """Advise on errors that name neither the limit nor the variable that they come from."""
     if message in (NO_THREAD, _NO_THREAD_OF_CPP):
-        return system.LIMIT_OF_PROCESSES
+        return system_refusals.LIMIT_OF_PROCESSES
     if message.endswith(f"Unable to find address for: {system.LOOPBACK}"):
-        return system.NO_LOOPBACK
+        return system_refusals.NO_LOOPBACK
     if "Unable to find address for: " in message:
         known = ", ".join(name for _, name in socket.if_nameindex())
         return f"Unset GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}: this machine has {known}"

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._process.terminal import UserTerminal
+from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import start
 from torch_testing_ext.launch.fork_server_client import Run

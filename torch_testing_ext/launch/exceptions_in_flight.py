@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
-from torch_testing_ext._process.source_files import source_tree
+from torch_testing_ext._tests.source_files import source_tree
 from torch_testing_ext.launch.causes import cause_of, led_to
 
 

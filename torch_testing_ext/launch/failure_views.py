@@ -28,8 +28,8 @@ from torch_testing_ext._collectives.findings.finding import Doing, Finding, Find
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut, warnings_once, without_accidents, without_colours, without_own_number
-from torch_testing_ext._process.source_files import is_library, source_text
 from torch_testing_ext._process.words import MOST_LINES, group_by, grouped
+from torch_testing_ext._tests.source_files import is_library, source_text
 from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.account_writer import account_of

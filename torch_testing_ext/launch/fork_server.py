@@ -19,6 +19,7 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext.launch import in_rank, rank_collectives
 from torch_testing_ext.launch.account_writer import summarize
 from torch_testing_ext.launch.accounts import AccountFile, now
@@ -140,7 +141,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
             self.client.send(StartFailed(run, str(why), needs_new_server=True))
         except OSError as error:
             self.signal_children(run, signal.SIGKILL)
-            why_not = f"{type(error).__name__}: {system.why_refused(error)}"
+            why_not = f"{type(error).__name__}: {system_refusals.why_refused(error)}"
             self.client.send(StartFailed(run, why_not, needs_new_server=False))
 
     def _start_later(self, run: int, rank: int, job: Job) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
-from torch_testing_ext._tests import launcher_variables, notes
+from torch_testing_ext._tests import launcher_variables, notes, system_refusals
 from torch_testing_ext.launch.launched_by import SET_BY_US
 
 # Of each job that runs at the same time on a machine, "host:port".
@@ -70,7 +70,7 @@ def _check_network() -> None:
         except OSError as error:
             notes.warn_user(
                 f"ranks will not be able to connect, as nothing on this machine reaches 127.0.0.1 ({error.strerror}). "
-                f"{system.NO_LOOPBACK}"
+                f"{system_refusals.NO_LOOPBACK}"
             )
 
 

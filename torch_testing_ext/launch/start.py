@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import fork_safety, system, temporary_folders, words
+from torch_testing_ext._process import fork_safety, temporary_folders, words
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.notes import warn_user
 from torch_testing_ext.launch import launch_settings, launched_by
 from torch_testing_ext.launch.fork_server_client import CannotStart, ForkServerClient, Run, ServerUnfit
@@ -374,7 +375,7 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CannotStart(f"{what}: {system.why_refused(error)}", is_refused=True) from None
+        raise CannotStart(f"{what}: {system_refusals.why_refused(error)}", is_refused=True) from None
 
 
 def discard(directory: Path, of_fault: bool = False) -> None:

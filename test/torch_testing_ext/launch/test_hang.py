@@ -9,8 +9,8 @@ from torch_testing_ext._collectives.findings.uneven_calls import differences
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record
 from torch_testing_ext._collectives.records.raw_records import pack_record, read_entry, read_raw
 from torch_testing_ext._process import system
-from torch_testing_ext._process.source_files import source_text
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext._tests.source_files import source_text
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge

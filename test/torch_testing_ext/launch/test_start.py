@@ -25,6 +25,7 @@ from kit.settings import environ
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import fork_safety, system
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch import in_rank, start
 from torch_testing_ext.launch.fork_server_messages import StartMethod
@@ -239,10 +240,10 @@ class RefusedTest(TestCase):
         refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/tmp/x")
         before = os.umask(0o777)
         try:
-            self.assertRegex(system.why_refused(refused), "The umask is 777, .*set it to 022")
+            self.assertRegex(system_refusals.why_refused(refused), "The umask is 777, .*set it to 022")
         finally:
             os.umask(before)
-        self.assertNotIn("umask", system.why_refused(refused))
+        self.assertNotIn("umask", system_refusals.why_refused(refused))
 
     def test_below_setups_of_a_test_file_there_is_no_frame_of_ours(self):
         with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeGuard
 
-from torch_testing_ext._process.source_files import source_tree
+from torch_testing_ext._tests.source_files import source_tree
 
 from .reachable_threads import variables_by_name
 

@@ -18,8 +18,8 @@ from torch_testing_ext._collectives.records.issued_calls import (
     RankRecord,
     SharedGroup,
 )
-from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._process.words import list_of, verb_for
+from torch_testing_ext._tests.source_files import is_library
 
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]

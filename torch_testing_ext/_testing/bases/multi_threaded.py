@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
@@ -24,6 +23,7 @@ from torch_testing_ext._testing.bases.ranked_test_case import DEFAULT_WORLD_SIZE
 from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, why_not_in_world
 from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
+from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import session
 from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, TestPlan
 from torch_testing_ext.launch.session import Session

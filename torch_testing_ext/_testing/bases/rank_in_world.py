@@ -23,11 +23,11 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogWriter
 from torch_testing_ext._collectives.worlds.world_records import CUT
 from torch_testing_ext._collectives.worlds.world_views import not_in_world
 from torch_testing_ext._process import ends
-from torch_testing_ext._process.source_files import is_library
 from torch_testing_ext._testing.bases.fake_groups import FakeStore
 from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.rank_accounts import account_for_skip
 from torch_testing_ext._testing.bases.world_values import RankUses, WaitLog
+from torch_testing_ext._tests.source_files import is_library
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits
 from torch_testing_ext._torch.replacing import replace_for_good

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from torch_testing_ext._process.source_files import source_text
+from torch_testing_ext._tests.source_files import source_text
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

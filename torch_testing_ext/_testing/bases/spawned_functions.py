@@ -14,7 +14,6 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.devices_setting import AUTO, default_devices
-from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, ranked_test_case
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_life import run_rank
@@ -23,6 +22,7 @@ from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.bases.shown_ranks import ShownRanks
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
+from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import session
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.attempts import DeviceNeed, HostKind, RankAttempt, TestPlan

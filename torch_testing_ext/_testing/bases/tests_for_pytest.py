@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch_testing_ext._process.logs import content_of
-from torch_testing_ext._process.source_files import source_tree
+from torch_testing_ext._tests.source_files import source_tree
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.worlds import world_traffic
 from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
-from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import refuse_to_run_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
+from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import launch_settings, session
 from torch_testing_ext.launch.attempts import TestPlan
 

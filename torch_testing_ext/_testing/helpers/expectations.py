@@ -20,7 +20,7 @@ import expecttest
 
 from torch_testing_ext._process import locks
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.source_files import source_file
+from torch_testing_ext._tests.source_files import source_file
 
 __unittest = True
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from torch_testing_ext._machine.flags import flag
-from torch_testing_ext._process.source_files import source_file
+from torch_testing_ext._tests.source_files import source_file
 
 GRADCHECK_NONDET_TOL = 1e-12
 # The precisions that PyTorch's oldest tests assume; its name asks not to use it in new ones.

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._process.source_files import source_file
 from torch_testing_ext._pytest_ranks import dist_env, item_in_parent
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, BadMark, RankSpec, rank_side, spec_for
 from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions
@@ -20,6 +19,7 @@ from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, spaw
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks import needs
+from torch_testing_ext._tests.source_files import source_file
 
 from .class_marks import mark_of_fixture
 from .classes import DistributedFixture, environment_of

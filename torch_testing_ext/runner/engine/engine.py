@@ -15,7 +15,8 @@ from dataclasses import replace
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
 from torch_testing_ext._collectives.worlds.world_views import describe_world
 from torch_testing_ext._machine import fake_accelerator
-from torch_testing_ext._process import system, user_commands
+from torch_testing_ext._process import user_commands
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.model import Attempt, Lease, RunHeader, Summary, Test, TestEnd, Unit
@@ -158,7 +159,7 @@ class Engine(UnitListener):
             self._running[unit.number] = self.site.start(unit, lease, self)
         except OSError as error:
             # The system refused what the unit needs, such as space in a folder.
-            self._fail_unit(unit, lease, user_commands.why_no_working_folder() or system.why_refused(error))
+            self._fail_unit(unit, lease, user_commands.why_no_working_folder() or system_refusals.why_refused(error))
             self._memory.when_back(lease.devices, lambda held: None)
             self._give_back(unit, lease)
             self._end(unit)

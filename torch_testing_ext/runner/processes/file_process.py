@@ -15,14 +15,7 @@ from typing import NoReturn
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView
-from torch_testing_ext._process import (
-    ends,
-    file_reads,
-    fork_safety,
-    interpreters,
-    sessions,
-    system,
-)
+from torch_testing_ext._process import ends, file_reads, fork_safety, interpreters, sessions, system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._testing.helpers import expectations

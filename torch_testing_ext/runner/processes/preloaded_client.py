@@ -25,6 +25,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.private_folders import locked_folder
 from torch_testing_ext._process.requested_children import Gone, RequestedChildren
 from torch_testing_ext._testing.bases.source_facts import facts_of
+from torch_testing_ext._tests import system_refusals
 from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.runner.warm.warm_client import WarmProcess, WarmServer
 
@@ -126,7 +127,7 @@ class PreloadedServerClient:
         try:
             self.directory = self._folder.enter_context(locked_folder("torch_testing_ext_run_", self.base))
         except OSError as error:
-            raise CannotRun(f"no temporary folder can be created: {system.why_refused(error)}") from error
+            raise CannotRun(f"no temporary folder can be created: {system_refusals.why_refused(error)}") from error
         self._start()
         return self
 

@@ -10,13 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from torch_testing_ext._process import (
-    early_threads,
-    file_reads,
-    fork_safety,
-    sessions,
-    system,
-)
+from torch_testing_ext._process import early_threads, file_reads, fork_safety, sessions, system
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.messages import unexpected
 

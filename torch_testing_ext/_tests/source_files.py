@@ -11,7 +11,7 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-from .logs import content_of
+from torch_testing_ext._process.logs import content_of
 
 _PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 # The folders that run tests.
