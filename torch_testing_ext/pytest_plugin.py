@@ -20,23 +20,24 @@ import sys
 import types
 import weakref
 from collections import Counter
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 # Before pytest takes stdin away, and plugins start threads, these look at both.
-from torch_testing_ext._process import early_threads as early_threads, setting_names, terminal as terminal, words
-from torch_testing_ext._tests import launcher_variables, notes
+from torch_testing_ext._process import early_threads as early_threads, terminal as terminal, words
+from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, variables_of
+from torch_testing_ext._tests import launcher_variables
+from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.aspects.world import SIZE
 
 if TYPE_CHECKING:
     from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn
 
 OPTION = "--drop-in"
-_FAKE = "--fake-accelerators"
-_WORLD = "--world"
 _MARK = "world_size"
+T = TypeVar("T")
 _MARKS = (_MARK, "standalone", "faults")
 
 
@@ -84,38 +85,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         OPTION, action="store_true", help="run PyTorch's own test files on the classes of torch_testing_ext"
     )
-    group.addoption(
-        "--sanitize",
-        nargs="?",
-        const="default",
-        type=_kinds,
-        metavar="KINDS",
-        help="check the collectives of ranks more closely: default, all, or a list such as --sanitize=calls,nan",
-    )
-    group.addoption(
-        _FAKE,
-        type=_number_of_fake_accelerators,
-        metavar="N",
-        help="emulate N accelerators on the CPU",
-    )
-    group.addoption(
-        _WORLD,
-        type=_size_of_world,
-        metavar="N",
-        help="run each test in ranks as a whole world of N ranks, without communication",
-    )
-    group.addoption(
-        "--rank-timeout",
-        type=_seconds,
-        metavar="SECONDS",
-        help="time limit of each test in ranks whose mark has no timeout (default: 300)",
-    )
-    group.addoption(
-        "--debug-rank",
-        type=_rank,
-        metavar="RANK",
-        help="the rank that breakpoint(), --pdb and --trace debug (default for the last two: 0), without a time limit",
-    )
+    for option in _options_of_aspects():
+        arguments: dict[str, Any] = {"nargs": "?", "const": option.alone} if option.alone else {}
+        reader = _reader(option.read)
+        group.addoption(option.flag, type=reader, metavar=option.metavar, help=option.pytest_help, **arguments)
     parser.addini(
         "dist_isolated",
         "run each test in ranks in a new interpreter, as isolated=True of its mark does",
@@ -129,73 +102,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def _kinds(text: str) -> str:
-    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
-
-    try:
-        read_kinds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+def _options_of_aspects() -> Iterator[Option[Any]]:
+    for aspect in ASPECTS:
+        yield from (option for option in aspect.options if option.pytest_help)
 
 
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a reader of argparse's of one whose ValueError has a message."""
+
+    def read_argument(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_argument
 
 
-def _size_of_world(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: 1, 2, 3 ...")
-    return int(text)
+class _Asked(AskedOptions):
+    """The options that a run of pytest was given."""
 
+    def __init__(self, options: argparse.Namespace):
+        self._options = options
 
-def _rank(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rank: 0, 1, 2 ...")
-    return int(text)
+    def value(self, option: Option[T]) -> T:
+        value: T | None = getattr(self._options, option.field, None) if option.pytest_help else None
+        return option.default if value is None else value
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Install before any conftest imports something."""
-    if early_config.known_args_namespace.fake_accelerators is not None:
-        _start_fake_accelerators(early_config.known_args_namespace.fake_accelerators)
+    try:
+        for aspect in ASPECTS:
+            aspect.begin(_Asked(early_config.known_args_namespace), runs_tests=True)
+    except CannotBegin as error:
+        raise pytest.UsageError(str(error)) from None
     if early_config.known_args_namespace.drop_in:
         _install()
-
-
-def _number_of_fake_accelerators(text: str) -> int:
-    from torch_testing_ext._machine.fake_accelerator import starting
-
-    with _one_line_of_fake_accelerators():
-        return starting.read_count(text)
-
-
-def _start_fake_accelerators(count: int) -> None:
-    """Give fake accelerators to this process and to those that it starts, such as xdist's workers."""
-    from torch_testing_ext._machine.fake_accelerator import starting
-
-    with _one_line_of_fake_accelerators():
-        starting.start_here(count)
-
-
-def _fake_accelerators() -> str:
-    """Return how many there are, by the option or by the user's variable; empty without any."""
-    return os.environ.get(setting_names.FAKE_ACCELERATORS, "")
-
-
-@contextmanager
-def _one_line_of_fake_accelerators() -> Iterator[None]:
-    """Have pytest end with one line if there cannot be any."""
-    from torch_testing_ext._machine.fake_accelerator import building
-
-    try:
-        yield
-    except building.FakeAcceleratorError as error:
-        raise pytest.UsageError(f"{_FAKE}: {error}") from None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -212,50 +156,39 @@ def pytest_configure(config: pytest.Config) -> None:
         from torch_testing_ext._hypothesis import replayed_examples
 
         replayed_examples.choose_search()
-    if config.getoption("--sanitize"):
-        os.environ[setting_names.SANITIZE] = config.getoption("--sanitize")
     if config.getini("dist_lease_folder"):
         from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 
         os.environ[LEASE_FOLDER] = config.getini("dist_lease_folder")
-    if config.getoption(_WORLD) is not None:
-        _run_in_worlds(config)
+    _configure_aspects(config)
     if config.getoption(OPTION):
         _install()
 
 
-def _run_in_worlds(config: pytest.Config) -> None:
-    """Let tests in ranks run in whole worlds, and refuse what needs real ranks."""
-    if config.getoption(_FAKE) is not None:
-        raise pytest.UsageError(f"{_WORLD} and {_FAKE} cannot be combined: run them one after the other")
-    if _is_launched():
-        from torch_testing_ext.launch import this_launch
-
-        if this_launch() is not None:
-            raise pytest.UsageError(f"{_WORLD} starts its ranks itself: run pytest without a launcher")
-    os.environ[setting_names.WORLD] = str(config.getoption(_WORLD))
+def _configure_aspects(config: pytest.Config) -> None:
+    """Refuse options that contradict each other, and set the variables by which the others reach ranks."""
+    asked = _Asked(config.option)
+    given = {option.field: option for option in _options_of_aspects() if config.getoption(option.field) is not None}
+    for option in given.values():
+        for other, why in option.apart.items():
+            if other in given:
+                raise pytest.UsageError(f"{option.flag} and {given[other].flag} cannot be combined: {why}")
+    try:
+        for aspect in ASPECTS:
+            aspect.require(asked)
+            os.environ.update(variables_of(aspect.options, asked))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what concerns all tests: why this process is no rank, what the sanitizer leaves out, and what is fake."""
+    """Say what concerns all tests: why this process is no rank, and what the options mean for all of them."""
     lines = []
     if _is_launched():
         from torch_testing_ext.launch import why_no_rank
 
         lines.append(why_no_rank())
-    if config.getoption("--sanitize"):
-        from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
-
-        notes.has_header = True
-        lines.append(not_of_threads(read_kinds(config.getoption("--sanitize"))))
-    if config.getoption(_WORLD) is not None:
-        from torch_testing_ext._collectives.worlds.world_views import describe_world
-
-        lines.append(describe_world(config.getoption(_WORLD)))
-    if _fake_accelerators():
-        from torch_testing_ext._machine import fake_accelerator
-
-        lines.append(fake_accelerator.describe(int(_fake_accelerators())))
+    lines += [aspect.header(_Asked(config.option)) for aspect in ASPECTS]
     return [line for line in lines if line]
 
 
@@ -357,10 +290,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if _fake_accelerators():
+    facts = {name: fact for aspect in ASPECTS for name, fact in aspect.facts(_Asked(session.config.option)).items()}
+    if facts:
         from torch_testing_ext._pytest_ranks import pytest_internals
 
-        pytest_internals.add_property(session.config, "fake_accelerators", _fake_accelerators())
+        for name, fact in facts.items():
+            pytest_internals.add_property(session.config, name, fact)
 
 
 # -- the marks
@@ -377,9 +312,9 @@ def _concerns_us(item: Any) -> bool:
 # since this is before the fixtures are set up.
 def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
-    is_in_world = os.environ.get(setting_names.WORLD)
+    size = SIZE.value()
     if not _concerns_us(item):
-        if is_in_world:
+        if size is not None:
             _require_ranks(item)
         return
     from torch_testing_ext._pytest_ranks import marks, refusals
@@ -394,10 +329,10 @@ def pytest_runtest_setup(item: Any) -> None:
     if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
         from torch_testing_ext._pytest_ranks import standalone
 
-        if is_in_world:
+        if size is not None:
             from torch_testing_ext._collectives.worlds.world_views import not_in_world
 
-            pytest.skip(not_in_world(int(is_in_world), "runs in a new interpreter"))
+            pytest.skip(not_in_world(size, "runs in a new interpreter"))
         standalone.set_up(item)
         item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
     elif spec is not None:
@@ -405,7 +340,7 @@ def pytest_runtest_setup(item: Any) -> None:
 
         spec_here = item_in_parent.set_up(item, spec)
         item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec_here)
-    elif is_in_world:
+    elif size is not None:
         _require_ranks(item)
 
 

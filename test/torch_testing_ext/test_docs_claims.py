@@ -16,6 +16,7 @@ import torch_testing_ext
 from torch_testing_ext import common_distributed, common_utils, hypothesis_utils, pytest_plugin, ranks
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.runner.options import OPTION_TABLE, sources
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
@@ -183,6 +184,7 @@ class OptionsTest(unittest.TestCase):
         known = {flag for spec in OPTION_TABLE.values() for flag in (*spec.flags, *spec.of_pytorch)}
         known |= {flag for spec in OPTION_TABLE.values() for value in spec.values for flag in value.names}
         known |= {"--help", "--help-all", "--version", *re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))}
+        known |= {option.flag for aspect in ASPECTS for option in aspect.options}
         for page in PAGES:
             for code in spans(page):
                 for option in OPTION.findall(code):

@@ -43,9 +43,9 @@ from torch_testing_ext.faults import (
     store,
 )
 from torch_testing_ext.launch import RankEnding, RankReport, Verdict, sweep_verdict
+from torch_testing_ext.launch.known_hangs import KnownFile
 from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 from torch_testing_ext.runner import run_again
-from torch_testing_ext.runner.model import KnownFile
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options
 from torch_testing_ext.runner.report import sweeps_in_words

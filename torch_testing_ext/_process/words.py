@@ -5,7 +5,6 @@ All functions depend on their arguments alone. Libraries for this (humanize, inf
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import pairwise
@@ -50,6 +49,9 @@ def first_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` Did you mean: a, b?`; the nearest known names if none is similar."""
+    # Few processes ask.
+    import difflib
+
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, cutoff=NEAR)
     if near:

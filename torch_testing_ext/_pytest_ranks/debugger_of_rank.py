@@ -8,13 +8,14 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext.launch.aspects.debugger import DEBUG_RANK, RANK
 
 
-def rank_with_terminal(config: Any, from_environment: int | None, world_size: int) -> int | None:
+def rank_with_terminal(config: Any, world_size: int) -> int | None:
     """The rank that has the terminal, if any. --pdb and --trace need one."""
-    chosen = config.getoption("debug_rank", None)
+    chosen = config.getoption(RANK.field, None)
     if chosen is None:
-        chosen = from_environment
+        chosen = DEBUG_RANK.value()
     if chosen is None:
         needs_one = config.getoption("usepdb", False) or config.getoption("trace", False)
         chosen = 0 if needs_one else None

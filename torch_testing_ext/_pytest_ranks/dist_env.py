@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch_testing_ext._pytest_ranks.marks import RankSpec
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
-from torch_testing_ext.launch import launch_settings
+from torch_testing_ext.launch.aspects.devices import FAKE
 
 _FileStore: Any = dist.FileStore  # type: ignore[attr-defined, unused-ignore]  # from C++
 
@@ -23,7 +23,7 @@ def rank_of(spec: RankSpec, rank: int) -> Ranks:
     """Choose the device of a rank."""
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     device = torch.device("cpu")
-    if spec.devices and not launch_settings.read_settings().fake_devices:
+    if spec.devices and not FAKE.value():
         accelerator = torch.accelerator.current_accelerator()
         assert accelerator is not None, "the parent has counted accelerators"
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())

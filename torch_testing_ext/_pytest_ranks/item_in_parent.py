@@ -29,7 +29,7 @@ from torch_testing_ext._pytest_ranks.marks import (
     SHOW_COMMAND,
     RankSpec,
     draws_for_all_ranks,
-    plan_of_run,
+    plan_of_item,
     rank_side,
     scope_node,
 )
@@ -40,8 +40,12 @@ from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, 
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._tests.launcher_variables import TORCHRUN
-from torch_testing_ext.launch import launch_settings, session
-from torch_testing_ext.launch.attempts import DeviceNeed, Host, HostKind, ProcessHost, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch import session
+from torch_testing_ext.launch.aspects.devices import FAKE
+from torch_testing_ext.launch.aspects.output import STREAM
+from torch_testing_ext.launch.aspects.world import SIZE
+from torch_testing_ext.launch.attempts import DeviceNeed, Host, ProcessHost, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.kept_ranks import KeptRanks
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
@@ -73,19 +77,19 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     why = launched_ranks.wrong_size(spec.world_size)
     if why:
         raise pytest_internals.skip_at_test(why)
-    settings = launch_settings.read_settings()
+    size = SIZE.value()
     if draws_for_all_ranks(item.function):
         from torch_testing_ext._collectives.worlds.world_views import not_in_world
         from torch_testing_ext._hypothesis import hypothesis_internals
 
-        if settings.world is not None:
-            why = not_in_world(settings.world, "draws examples, which its ranks agree on")
+        if size is not None:
+            why = not_in_world(size, "draws examples, which its ranks agree on")
             raise pytest_internals.skip_at_test(why)
         hypothesis_internals.allow_fixtures(item.function)
-    if settings.world is not None:
+    if size is not None:
         # Its ranks do not communicate, and use no devices.
-        spec = replace(spec, world_size=settings.world, devices=0, is_auto=False)
-    fake = settings.fake_devices
+        spec = replace(spec, world_size=size, devices=0, is_auto=False)
+    fake = FAKE.value()
     needed = spec.devices
     if spec.is_auto:
         launched = launch.this_launch()
@@ -114,7 +118,7 @@ def where_ranks_run(folder: Path) -> str:
     """A line on the devices of tests whose marks do not say any."""
     if default_devices(folder) == CPU:
         return "ranks: on the CPU with gloo, by the setting devices, unless the mark of a test says otherwise"
-    fake = launch_settings.read_settings().fake_devices
+    fake = FAKE.value()
     count = len(fake) or accelerators.device_count()
     most = len(fake) or accelerators.most_ranks()
     if not count:
@@ -129,7 +133,7 @@ def where_ranks_run(folder: Path) -> str:
 def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     host = MarkedRanks(item, spec) if spec.scope == "function" else SharedRanks(item, spec)
-    if launch.this_launch() is None and launch_settings.read_settings().world is None:
+    if launch.this_launch() is None and SIZE.value() is None:
         debugger_of_rank.skip_verdicts(item.config)
         # Here, once: each rank would do it by itself.
         for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
@@ -146,9 +150,10 @@ def _plan_of(item: Any, spec: RankSpec) -> TestPlan:
         timeout,
         launch.Expected(may_differ=may_differ(item.obj, item.cls)),
         kinds_on(item.obj, item.cls),
-        plan_of_run(item, spec.world_size),
-        need_of_devices(item.config, item.nodeid, spec.devices),
+        plan_of_item(item),
+        devices=need_of_devices(item.config, item.nodeid, spec.devices),
         folder=item.nodeid,
+        is_whole_test=True,
     )
 
 
@@ -180,8 +185,9 @@ class MarkedRanks(_OfItem, ProcessHost):
 
     def start(self, attempt: RankAttempt) -> None:
         config = self.item.config
-        rank = debugger_of_rank.rank_with_terminal(config, attempt.debug_rank, self.spec.world_size)
-        attempt.debug_rank = self._debug_rank = rank
+        rank = debugger_of_rank.rank_with_terminal(config, self.spec.world_size)
+        attempt.is_endless = rank is not None
+        self._debug_rank = rank
         terminal = pytest_internals.live_terminal(config)
         if terminal is not None:
             attempt.resources.callback(os.close, terminal)
@@ -203,7 +209,7 @@ class MarkedRanks(_OfItem, ProcessHost):
         captures_nothing = item.config.getoption("capture", "no") == "no" and COMMAND not in item.stash
         return attempt.job(
             body,
-            stream=attempt.settings.stream or captures_nothing,
+            stream=STREAM.value() or captures_nothing,
             debug_rank=self._debug_rank,
             expects_stops=UserTerminal.here().expects_stops(str(item.path)),
         )

@@ -19,8 +19,9 @@ from torch_testing_ext._testing.marks.settings_of_tests import (
     devices_for,
 )
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
-from torch_testing_ext.launch.aspects.faults import OWN_FAULTS, plan_on, say_not_swept, sweep_of_run
-from torch_testing_ext.launch.launch_settings import too_many
+from torch_testing_ext.launch.aspects.faults import FAULTS as FAULTS_OF_TEST, plan_on
+from torch_testing_ext.launch.host_kinds import HostKind
+from torch_testing_ext.launch.most_ranks import too_many
 
 NAME = "world_size"
 
@@ -263,9 +264,8 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
     _check_fixtures(item, spec)
     plan = plan_of_item(item)
     if plan is not None:
-        why = plan.why_not(spec.world_size)
-        if isinstance(plan, FaultPlan) and plan.restarts and spec.scope != "function":
-            why = why or f"restart({plan.restarts[0]}) needs ranks for each test, and scope is {spec.scope!r}"
+        kind = HostKind.INHERITING if spec.scope == "function" else HostKind.KEPT
+        why = FAULTS_OF_TEST.why_not(plan, kind, spec.world_size)
         if why:
             raise BadMark(why)
     return spec
@@ -283,15 +283,6 @@ def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
         return plan_of(mark.args, **mark.kwargs)
     except (TypeError, ValueError) as error:
         raise BadMark(f"its mark {FAULTS}: {error}") from None
-
-
-def plan_of_run(item: Any, world_size: int) -> FaultPlan | Sweep | None:
-    """The faults of a test that runs now: its own, or those that the runner wants to try."""
-    plan = plan_of_item(item)
-    if plan is None:
-        return sweep_of_run(item.nodeid, world_size)
-    say_not_swept(OWN_FAULTS)
-    return plan
 
 
 def size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:

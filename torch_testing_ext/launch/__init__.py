@@ -7,49 +7,28 @@ result = watch(run, ...)          watch them until all have ended
 verdict = result.verdict(Case())  judge them: one outcome and one message for all ranks
 
 `judging` explains failures, `persistent_ranks` has ranks that run one task after another: import them where they are
-needed, since a test that passes on ranks of its own does without.
+needed, since a test that passes on ranks of its own does without. The names of `exports` are imported at their first
+use: the declarations of `aspects` need none of them.
 """
 
-from torch_testing_ext._process.fork_host import Exit as Exit
-from torch_testing_ext._tests.outcomes import TestOutcome as TestOutcome
-from torch_testing_ext.launch.account_writer import (
-    AccountWriter as AccountWriter,
-    format_error as format_error,
-    sites_of as sites_of,
-    summarize as summarize,
-)
-from torch_testing_ext.launch.accounts import (
-    ERROR_EXIT_CODE as ERROR_EXIT_CODE,
-    OwnWarning as OwnWarning,
-    RaisedError as RaisedError,
-    RankAccount as RankAccount,
-    RankEnding as RankEnding,
-    now as now,
-    read_account as read_account,
-)
-from torch_testing_ext.launch.causes import Cause as Cause, cause_in as cause_in, cause_of as cause_of
-from torch_testing_ext.launch.fork_server_client import CannotStart as CannotStart, Run as Run
-from torch_testing_ext.launch.jobs import Job as Job, ProcessContext as ProcessContext
-from torch_testing_ext.launch.launched_by import Launched as Launched, this_launch as this_launch
-from torch_testing_ext.launch.named import Named as Named
-from torch_testing_ext.launch.rank_context import RankContext as RankContext, current_context as current_context
-from torch_testing_ext.launch.rank_reports import (
-    RankReport as RankReport,
-    assemble_report as assemble_report,
-    failed_by_itself as failed_by_itself,
-)
-from torch_testing_ext.launch.start import (
-    close as close,
-    discard as discard,
-    launch as launch,
-    launch_fresh as launch_fresh,
-    launch_from_here as launch_from_here,
-    new_directory as new_directory,
-    preload_hints as preload_hints,
-    prepare as prepare,
-)
-from torch_testing_ext.launch.verdict import Case as Case, Expected as Expected, Verdict as Verdict
-from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
+from __future__ import annotations
 
-from .launched.peers import why_no_rank as why_no_rank
-from .sweeps import sweep_verdict as sweep_verdict
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .exports import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Import a module of this package, or a name of `exports`."""
+        module = f"{__name__}.{name}"
+        if importlib.util.find_spec(module) is not None:
+            return importlib.import_module(module)
+        exports = vars(importlib.import_module(f"{__name__}.exports"))
+        globals().update((name, value) for name, value in exports.items() if not name.startswith("_"))
+        try:
+            return globals()[name]
+        except KeyError:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

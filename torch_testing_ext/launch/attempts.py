@@ -1,32 +1,30 @@
 """One attempt of a test in its ranks, and who takes part in it: the plan, the host, and the aspects.
 
 A host is one way to have ranks: fresh ranks, ranks that tests share, threads and others. It says how the ranks begin,
-what runs in them, and how a refusal is raised. An aspect is one thing that one may ask of a test in ranks, a module of
-`aspects/`. `session.py` has the order in which all of them act.
+what runs in them, and how a refusal is raised. An aspect is one thing that one may ask of a test in ranks
+(`aspect.py`). `session.py` has the order in which all of them act.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._tests.source_files import source_file
-from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import start
 from torch_testing_ext.launch.fork_server_client import Run
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.jobs import Job, ProcessContext, Sanitize
-from torch_testing_ext.launch.launch_settings import Settings
 from torch_testing_ext.launch.named import Named
 from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.run_watcher import end_run, watch
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan, Sweep
 
 
 @dataclass(frozen=True)
@@ -54,31 +52,17 @@ class TestPlan:
     expected: Expected = field(default_factory=Expected)
     # The kinds of checks that `@sanitize` names.
     kinds: Collection[str] = ()
+    # Those of the test itself.
     faults: FaultPlan | Sweep | None = None
+    # Whether the ranks run the test itself, rather than a function that it calls.
+    is_whole_test: bool = False
+    # Whether its class judges exit codes itself.
+    judges_itself: bool = False
     devices: DeviceNeed = field(default_factory=DeviceNeed)
     # Whether the ranks get a MASTER_PORT that the test has set before.
     keeps_port: bool = False
     # The name of the folder for the files of the ranks; that of the case by default.
     folder: str = ""
-
-    @property
-    def first_faults(self) -> FaultPlan | None:
-        """The faults of the first run of the test."""
-        return self.faults.recording if isinstance(self.faults, Sweep) else self.faults
-
-
-class HostKind(enum.Enum):
-    """The kinds of ranks that a test can have. The values are for documents and messages."""
-
-    FRESH = "fresh ranks of a test class"
-    KEPT = "ranks that tests share"
-    OWN = "ranks that a class starts itself"
-    THREADS = "threads"
-    INHERITING = "ranks of a marked function, or of `spawn`"
-    SCRIPT = "ranks of `run_script`"
-    TORCHRUN = "ranks of `run_script(launcher='torchrun')`"
-    LAUNCHED = "ranks of a launcher"
-    WORLD = "ranks of a whole world"
 
 
 @dataclass(frozen=True)
@@ -156,30 +140,17 @@ class ProcessHost(Host):
             end_run(run)
 
 
-class Aspect:
-    """One thing that one may ask of a test in ranks. A session calls the methods in their order below.
+class PreparesRanks(Protocol):
+    """The part of an aspect that an attempt needs."""
 
-    A module of this package has one; it imports no torch before a test asks for the aspect.
-    """
+    @property
+    def gaps(self) -> Mapping[HostKind, str]: ...
 
-    # The name in documents.
-    name: ClassVar[str]
-    # Why hosts of these kinds cannot have it: a sentence about such ranks.
-    gaps: ClassVar[Mapping[HostKind, str]] = MappingProxyType({})
+    def prepare(self, attempt: RankAttempt) -> None: ...
 
-    def check(self, host: Host, plan: TestPlan, settings: Settings) -> TestPlan:
-        """Return the plan of a test without what its host cannot have. Raises what keeps the test from running."""
-        return plan
+    def equip(self, attempt: RankAttempt) -> None: ...
 
-    def prepare(self, attempt: RankAttempt) -> None:
-        """Decide what the ranks of an attempt do, before they start."""
-
-    def equip(self, attempt: RankAttempt) -> None:
-        """Get what processes need as long as they live, and give it back by the attempt's `resources`."""
-
-    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        """See the end of the test in all ranks, and complete it."""
-        return end
+    def complete_job(self, attempt: RankAttempt, job: Job) -> Job: ...
 
 
 class RankAttempt:
@@ -189,25 +160,30 @@ class RankAttempt:
         self,
         host: Host,
         plan: TestPlan,
-        settings: Settings,
-        aspects: Sequence[Aspect],
-        faults: FaultPlan | None = None,
+        aspects: Sequence[PreparesRanks],
         directory: Path | None = None,
+        variation: Any = None,
+        told: set[Any] | None = None,
     ):
-        """`directory`: for its files, made by the caller; None makes one when needed. It is removed at the end."""
+        """`directory`: for its files, made by the caller; None makes one when needed. It is removed at the end.
+
+        `variation`: what this run of a test tries that runs several times; None in the one that it begins with.
+        `told`: what runs of the test before it have told the user.
+        """
         self.host = host
         self.plan = plan
-        self.settings = settings
         # Those that the host can have.
         self._aspects = [aspect for aspect in aspects if host.kind not in aspect.gaps]
-        self.faults = faults
         self._directory = directory
-        # The attempt that a test begins with; in a sweep, others follow.
-        self.is_first = True
+        self.variation = variation
+        self.told: set[Any] = set() if told is None else told
         # Variables of the ranks besides those of this process.
         self.environ: dict[str, str] = {}
         self.sanitize = Sanitize()
-        self.debug_rank = settings.debug_rank
+        # Whether the ranks have no time limit.
+        self.is_endless = False
+        # Whether the files of the ranks stay, if the user wants that.
+        self.keeps_files = True
         self.resources = ExitStack()
         self._is_equipped = False
 
@@ -224,12 +200,17 @@ class RankAttempt:
             self.resources.close()
         finally:
             if self._directory is not None:
-                start.discard(self._directory, of_fault=not self.is_first)
+                start.discard(self._directory, self.keeps_files)
 
     @property
     def timeout(self) -> float | None:
-        """The time limit of the ranks. A rank in the debugger takes as long as the user wants."""
-        return None if self.debug_rank is not None else self.plan.timeout
+        """The time limit of the ranks."""
+        return None if self.is_endless else self.plan.timeout
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the run that a test begins with."""
+        return self.variation is None
 
     @property
     def expected(self) -> Expected:
@@ -255,7 +236,6 @@ class RankAttempt:
         from torch_testing_ext._machine import random_state
 
         self.equip()
-        terminal = UserTerminal.here()
         job = Job(
             Named.of(body),
             self.plan.world_size,
@@ -263,10 +243,8 @@ class RankAttempt:
             ProcessContext.here(self.environ),
             None if subject is None else Named.of(subject),
             seed=random_state.SEED,
-            stream=self.settings.stream,
-            debug_rank=self.debug_rank,
-            terminal=terminal,
-            expects_stops=terminal.expects_stops(None if subject is None else source_file(subject)),
             sanitize=self.sanitize,
         )
+        for aspect in self._aspects:
+            job = aspect.complete_job(self, job)
         return replace(job, **fields)

@@ -90,14 +90,15 @@ class Job:
     # The ranks descend from the process that made this job.
     inherits: bool = True
     stream: bool = False
+    # Ranks that pass tell when they ran, too.
+    keeps_lanes: bool = False
     debug_rank: int | None = None
     # For a rank that stops.
     terminal: UserTerminal = field(default_factory=UserTerminal)
     expects_stops: bool = False
     # The reason of a rank that exits with such a code.
     skips: Mapping[int, str] = field(default_factory=dict)
-    # None: as the settings say.
-    sanitize: Sanitize | None = None
+    sanitize: Sanitize = field(default_factory=Sanitize)
     # Each rank has a hash seed of its own.
     differs_in_hash: bool = False
     # Of a rank that is started again: see RankContext.

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.aspects.leftovers import print_leftovers
 from torch_testing_ext.launch.attempts import RankAttempt, TestPlan
 from torch_testing_ext.launch.fork_server_client import Run
@@ -15,8 +14,10 @@ from torch_testing_ext.launch.jobs import Job, Sanitize
 from torch_testing_ext.launch.verdict import Case, Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
+from .aspect import in_force
 from .aspects import ASPECTS
-from .attempts import Host, HostKind
+from .attempts import Host
+from .host_kinds import HostKind
 from .persistent_ranks import PersistentRanks
 
 
@@ -62,7 +63,7 @@ class KeptRanks:
 
     def start(self, plan: TestPlan, make_job: Callable[[RankAttempt], Job], inherited: Any = None) -> Run:
         """Start the ranks. `plan`: what all of their tests have in common."""
-        ground = RankAttempt(_Kept(), replace(plan, folder=self._name), launch_settings.read_settings(), ASPECTS)
+        ground = RankAttempt(_Kept(), replace(plan, folder=self._name), in_force(ASPECTS))
         try:
             ground.prepare()
             self.ranks = PersistentRanks(make_job(ground), inherited)

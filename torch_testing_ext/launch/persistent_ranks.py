@@ -17,7 +17,7 @@ from torch_testing_ext._collectives.records.raw_records import do_members_agree,
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import read_ends
-from torch_testing_ext.launch import launch_settings, rank_collectives, start
+from torch_testing_ext.launch import rank_collectives, start
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, now, read_account
 from torch_testing_ext.launch.jobs import Job, Sanitize
@@ -131,7 +131,7 @@ class PersistentRanks:
     def __init__(self, job: Job, inherited: Any = None):
         self.directory = job.directory
         # The sanitizer begins and ends with each task.
-        job = replace(launch_settings.complete_job(job), sanitize=Sanitize())
+        job = replace(job, sanitize=Sanitize())
         if inherited is None:
             self.run = start.launch(job)
         else:

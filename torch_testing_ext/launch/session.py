@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import launch_settings
-from torch_testing_ext.launch.launch_settings import Settings
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.launched_by import this_launch
 from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.verdict import Expected, Verdict
 
+from .aspect import in_force
 from .aspects import ASPECTS
-from .attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
-from .sweeps import sweep_verdict
+from .attempts import Host, RankAttempt, RanksEnd, TestPlan
 
 
 class Session:
@@ -32,11 +32,22 @@ class Session:
 
     def __init__(self, host: Host, plan: TestPlan, directory: Path | None = None):
         """`directory`: for the files of the first attempt, made by the caller; it is removed at the end."""
-        self.settings = launch_settings.read_settings()
-        self.host = _host_here(host, self.settings)
+        launch_settings.check_settings()
+        self._aspects = in_force(ASPECTS)
+        self.host = self._host_here(host)
         self.plan = plan
         self._directory = directory
         self._attempt: RankAttempt | None = None
+        # The warnings that the runs of the test have had so far.
+        self._told: set[Any] = set()
+
+    def _host_here(self, host: Host) -> Host:
+        """The host of the test in this process: an aspect may want another one, and a launcher has ranks of its own."""
+        for aspect in self._aspects:
+            host = aspect.host_of(host)
+        if this_launch() is not None and host.kind is not HostKind.LAUNCHED:
+            return host.in_place()
+        return host
 
     @property
     def has_begun(self) -> bool:
@@ -45,12 +56,12 @@ class Session:
 
     def begin(self) -> None:
         """Start the ranks of the first attempt. Raises what keeps the test from running, a skip for one."""
-        for aspect in ASPECTS:
-            self.plan = aspect.check(self.host, self.plan, self.settings)
-        self._begin(self.plan.first_faults, self._directory)
+        for aspect in self._aspects:
+            self.plan = aspect.check(self.host, self.plan)
+        self._begin(self._directory)
 
     def finish(self, expected: Expected | None = None, timeout: float | None = None) -> Verdict:
-        """Wait for the ranks, run the other attempts of a sweep, and return the verdict on the test.
+        """Wait for the ranks, run the other attempts of the test if it has several, and return the verdict on the test.
 
         `expected`, `timeout`: if they are known only now.
         """
@@ -58,8 +69,10 @@ class Session:
             self.plan = replace(self.plan, expected=expected, timeout=timeout)
             if self._attempt is not None:
                 self._attempt.plan = self.plan
-        if isinstance(self.plan.faults, Sweep):
-            return sweep_verdict(self.plan.faults, self._run)
+        for aspect in self._aspects:
+            verdict = aspect.runs(self.plan, self._run)
+            if verdict is not None:
+                return verdict
         return self._end().verdict
 
     def close(self) -> None:
@@ -71,10 +84,9 @@ class Session:
             finally:
                 attempt.close()
 
-    def _begin(self, faults: FaultPlan | None, directory: Path | None = None, is_first: bool = True) -> None:
+    def _begin(self, directory: Path | None = None, variation: Any = None) -> None:
         self.close()
-        attempt = self._attempt = RankAttempt(self.host, self.plan, self.settings, ASPECTS, faults, directory)
-        attempt.is_first = is_first
+        attempt = self._attempt = RankAttempt(self.host, self.plan, self._aspects, directory, variation, self._told)
         try:
             attempt.prepare()
             self.host.start(attempt)
@@ -82,10 +94,10 @@ class Session:
             self.close()
             raise
 
-    def _run(self, faults: FaultPlan) -> tuple[Sequence[RankReport], Verdict]:
-        """Run the test with these faults of a sweep. The first run has begun."""
-        if faults != self.plan.first_faults:
-            self._begin(faults, is_first=False)
+    def _run(self, variation: Any) -> tuple[Sequence[RankReport], Verdict]:
+        """Run the test once more, with what an aspect tries in it. The first run, with None, has begun."""
+        if variation is not None:
+            self._begin(variation=variation)
         end = self._end()
         return end.reports, end.verdict
 
@@ -93,7 +105,7 @@ class Session:
         """Wait for the ranks of the attempt, and complete what is known of their end."""
         assert self._attempt is not None
         end = self.host.judge(self._attempt)
-        for aspect in reversed(ASPECTS):
+        for aspect in reversed(self._aspects):
             end = aspect.finish(self._attempt, end)
         return self.host.complete(self._attempt, end)
 
@@ -106,12 +118,3 @@ def run(host: Host, plan: TestPlan) -> Verdict:
         return session.finish()
     finally:
         session.close()
-
-
-def _host_here(host: Host, settings: Settings) -> Host:
-    """The host of the test in this process: the settings may want a world, and a launcher has ranks of its own."""
-    if settings.world is not None and host.kind is not HostKind.WORLD:
-        return host.in_world(settings.world)
-    if this_launch() is not None and host.kind is not HostKind.LAUNCHED:
-        return host.in_place()
-    return host

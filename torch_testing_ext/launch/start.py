@@ -24,11 +24,12 @@ from typing import Any, NoReturn
 from torch_testing_ext._process import fork_safety, temporary_folders, words
 from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.notes import warn_user
-from torch_testing_ext.launch import launch_settings, launched_by
+from torch_testing_ext.launch import launched_by
 from torch_testing_ext.launch.fork_server_client import CannotStart, ForkServerClient, Run, ServerUnfit
 from torch_testing_ext.launch.fork_server_messages import Launch, Preload, StartMethod
 from torch_testing_ext.launch.jobs import Job
 from torch_testing_ext.launch.named import Named
+from torch_testing_ext.launch.start_settings import LOGS, START
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -94,8 +95,7 @@ class Launcher:
 
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
-        job = launch_settings.complete_job(job)
-        wanted = launch_settings.wanted_start(job)
+        wanted = _wanted_start(job)
         try:
             return self.launch_on(self._get_server(job.names[-1], wanted), job)
         except ServerUnfit:
@@ -129,7 +129,7 @@ class Launcher:
         if self.server is not None:
             return
         self.preload_hints.update(dict.fromkeys(imports))
-        wanted = launch_settings.read_settings().start
+        wanted = START.value()
         if _best_methods(wanted)[0] is StartMethod.FORK:
             self.server, _ = self.try_method(StartMethod.FORK, subject)
             self._wanted = wanted
@@ -284,6 +284,11 @@ def launch(job: Job) -> Run:
     return launcher().launch(job)
 
 
+def _wanted_start(job: Job) -> str:
+    """Return the start method that the user wants: only new interpreters differ in hash."""
+    return "spawn" if job.differs_in_hash else START.value()
+
+
 def launch_fresh(job: Job) -> Run:
     """Start the ranks of a job in the state of a new interpreter, which imports torch once. Raises CannotStart."""
     return launcher(inherits=False).launch(job)
@@ -296,8 +301,7 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
-    job = launch_settings.complete_job(job)
-    wanted = launch_settings.wanted_start(job)
+    wanted = _wanted_start(job)
     own = launcher()
     server = None
     if StartMethod.FORK in _METHODS_OF[wanted]:
@@ -356,7 +360,7 @@ def new_directory(name: str) -> Path:
 
     No name is used twice: an object of an earlier test that still exists, such as a store, may remove its file late.
     """
-    parent = launch_settings.read_settings().logs or launcher().session_directory()
+    parent = LOGS.value() or launcher().session_directory()
     safe = words.file_name(name)[-150:]
     with _refusals("the folder for the files of ranks cannot be made"):
         parent.mkdir(parents=True, exist_ok=True)
@@ -378,8 +382,7 @@ def _refusals(what: str) -> Iterator[None]:
         raise CannotStart(f"{what}: {system_refusals.why_refused(error)}", is_refused=True) from None
 
 
-def discard(directory: Path, of_fault: bool = False) -> None:
-    """Remove the directory of a run, unless the user keeps the files. `of_fault`: a sweep has hundreds of these."""
-    settings = launch_settings.read_settings()
-    if settings.logs is None or (of_fault and settings.sweep is not None):
+def discard(directory: Path, may_stay: bool = True) -> None:
+    """Remove the directory of a run, unless the user keeps the files. `may_stay`: it is one that users keep."""
+    if LOGS.value() is None or not may_stay:
         shutil.rmtree(directory, ignore_errors=True)

@@ -144,15 +144,14 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         print(sources.show_options(configured))
         return ExitCode.PASSED
 
-    from . import run_session
+    from . import aspects_of_run, run_session
 
     options = configured.options
     os.environ[DEVICES_OF_RUN] = options.devices
     if options.pytest:
         # The last of them counts.
         os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} {options.pytest}".strip()
-    if options.fake_accelerators is not None and options.planned_devices is None:
-        _start_fake_accelerators(options.fake_accelerators)
+    aspects_of_run.begin(options)
     # They interrupt like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -163,16 +162,6 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
 
         return watch(options, root, guarded)
     return run_session.run(options, root)
-
-
-def _start_fake_accelerators(count: int) -> None:
-    """Give fake accelerators to the processes of this run. Raises CannotRun if they cannot be built."""
-    from torch_testing_ext._machine.fake_accelerator import building, starting
-
-    try:
-        starting.start(count)
-    except building.FakeAcceleratorError as error:
-        raise CannotRun(f"--fake-accelerators: {error}") from None
 
 
 # -- the command show

@@ -1,9 +1,8 @@
 """The data of a run: tests, units, leases, attempts and their results."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane
@@ -12,7 +11,6 @@ from torch_testing_ext._machine.device_needs import NO_NEEDS, DeviceNeeds
 from torch_testing_ext._tests.notes import KitWarning
 from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
 from torch_testing_ext._tests.sweep_reports import SweepReport
-from torch_testing_ext.faults import KnownFailure
 
 
 @dataclass(frozen=True, order=True)
@@ -229,23 +227,6 @@ class FinishedTest:
 
 
 @dataclass(frozen=True)
-class KnownFile:
-    """The file of --sweep-known."""
-
-    path: Path
-    hangs: tuple[KnownFailure, ...]
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def strangers(self, tests: Iterable[str]) -> list[str]:
-        """Say which of its tests are none of these."""
-        names = list(tests)
-        strange = dict.fromkeys(each.test for each in self.hangs if not any(map(each.is_of, names)))
-        return [f"{self}: no test of this run is {name!r}, which is known to hang" for name in strange]
-
-
-@dataclass(frozen=True)
 class Policy:
     """The outcomes that count as failures in addition to the usual ones."""
 
@@ -284,7 +265,7 @@ class RunHeader:
     torch: str = ""
     python: str = ""
     devices: str = ""  # the accelerators, in words
-    world: int | None = None  # the ranks of the whole world that each test runs in
+    facts: Mapping[str, str] = field(default_factory=dict)  # what the options mean for all tests, by name
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 from torch_testing_ext._process import shell_words, user_commands
 from torch_testing_ext._process.project_folder import is_checkout
 from torch_testing_ext._tests.kept_failures import CACHE
+from torch_testing_ext.launch.aspects import ASPECTS
 
-from .options import OPTION_TABLE, Level, Options, OptionSpec, ShakeSpec
+from .options import OPTION_TABLE, Level, Options, OptionSpec
 from .options.names import setting_name, shown_value
 
 
@@ -49,10 +50,9 @@ def _word(field: str, spec: OptionSpec, value: Any) -> str:
     return f"{spec.flags[0]}={text}" if spec.alone else f"{spec.flags[0]} {text}"
 
 
-def with_delays(command: str, options: Options, repetition: int) -> str:
-    """The command for a test of this repetition: with the delays that it has had."""
-    seed = options.seed_of_delays(repetition)
-    return command if seed is None else f"{command} --shake={ShakeSpec(1, seed)}"
+def of_repetition(command: str, options: Options, repetition: int) -> str:
+    """The command for a test of this repetition."""
+    return " ".join([command, *filter(None, (aspect.words_again(options, repetition) for aspect in ASPECTS))])
 
 
 def show_command(options: Options) -> str:

@@ -66,7 +66,9 @@ class CommitQuery:
         return commit, bool(dirty)
 
 
-def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str, world: int | None = None) -> RunHeader:
+def make_header(
+    commit: CommitQuery, inventory: Inventory, torch_version: str, facts: Mapping[str, str] | None = None
+) -> RunHeader:
     """The header of a run that this process has been started for."""
     name, dirty = commit.answer()
     return RunHeader(
@@ -77,7 +79,7 @@ def make_header(commit: CommitQuery, inventory: Inventory, torch_version: str, w
         torch=torch_version,
         python=platform.python_version(),
         devices=describe_devices(inventory),
-        world=world,
+        facts=facts or {},
     )
 
 

@@ -21,19 +21,20 @@ from typing import TYPE_CHECKING, Protocol
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.launch.aspects.lanes import PERFETTO
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files
 from torch_testing_ext.runner.scheduling.forecasts import forecast
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, in_world, plan, priority, without_result
+from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, plan, priority, without_result
 from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typical_seconds
 
-from . import doors, rank_settings
+from . import aspects_of_run, doors
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
-from .model import Attempt, ExitCode, FinishedTest, KnownFile, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
+from .model import Attempt, ExitCode, FinishedTest, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .site_protocol import Found, OpenSite, RunSite, Work
 
@@ -79,7 +80,7 @@ class RunFollower(Reporter, Protocol):
 def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     """Does what the options say, and returns the exit code. `more`: gets the events, too."""
     if options.action is Action.RUN:
-        rank_settings.require_terminal(options)
+        aspects_of_run.require(options)
     if options.shuffle is Shuffle.RANDOM:
         # The report names the seed of the order.
         options = dataclasses.replace(options, shuffle=random.randrange(2**32))
@@ -97,7 +98,7 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     if options.affected is not None:
         files = tuple(file for file in chosen.files if affected.file_is(file))
         chosen = dataclasses.replace(chosen, files=files, affected=affected)
-        reports = (options.junitxml, options.html, options.perfetto, options.results)
+        reports = (options.junitxml, options.html, options.value(PERFETTO), options.results)
         if not files and options.action is Action.RUN and not any(reports):
             print("no test is affected: no file that the selected tests read has changed")
             return ExitCode.PASSED
@@ -195,7 +196,7 @@ def find_work(
     affected.record(site.reads(), discovered)
     options = dataclasses.replace(options, jobs=found.slots)
     selected, broken = _selected(chosen, discovery)
-    selected = in_world(selected, options.world)
+    selected = aspects_of_run.tests_with(options, selected)
     tests, in_shard = _in_shard(options, earlier, selected, broken)
     to_run, note = _to_rerun(options, earlier, chosen, tests)
     if note and chosen.more_files:
@@ -206,7 +207,8 @@ def find_work(
         has_failed = earlier.last_failed.has_failures
     failing, unneeded = _broken_files(chosen, has_failed, in_shard)
     planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions)
-    warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note)
+    remarks = aspects_of_run.remarks(options, [str(test.id) for test in discovered])
+    warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, remarks)
     return Work(options, planned, failing, found.inventory, discovered, warnings)
 
 
@@ -419,7 +421,7 @@ def _run_work(
     """Run the work with the engine, and record its results for later runs."""
     from torch_testing_ext.runner.engine.engine import Engine
 
-    header = make_header(commit, work.inventory, site.torch_version, work.options.world)
+    header = make_header(commit, work.inventory, site.torch_version, aspects_of_run.facts(work.options))
     leases = site.leases(work)
     queue = Queue(work.plan.units, leases, _first(work, earlier))
     prepared = site.prepare(work, queue, leases, reporters)
@@ -447,8 +449,6 @@ def _run_work(
     if work.inventory.names and not work.inventory.fake:
         undeclared = describe_undeclared(summary.finished)
     last = [] if undeclared is None else [undeclared]
-    if isinstance(work.options.sweep_known, KnownFile):
-        last += work.options.sweep_known.strangers(str(test.id) for test in work.discovered)
     all_warnings = _each_once(warnings, earlier.warnings, summary.warnings, site.warnings, last)
     return dataclasses.replace(summary, warnings=all_warnings)
 

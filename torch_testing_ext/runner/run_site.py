@@ -31,13 +31,19 @@ from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.private_folders import UnsafeFolder
 from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext._process.running_coverage import current_coverage
-from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory, with_nvlinks
+from torch_testing_ext.runner.scheduling.inventory import (
+    Inventory,
+    environment_of,
+    make_inventory,
+    planned_devices,
+    with_nvlinks,
+)
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server, stop_servers
 
-from . import rank_settings, run_again
+from . import aspects_of_run, run_again
 from .events import Importing, Reporter, Warned
 from .model import Lease, Unit
 from .options import CannotRun, Options, UsageError, Warm
@@ -200,8 +206,7 @@ class LocalSite(RunSite):
             environ.update(leased_for(identities, leased_by_ancestors(os.environ)))
         if self._others is not None:
             locks = self._others.locks.descriptors(lease.devices)
-        environ.update(rank_settings.of_ranks(self.options, unit.repetition))
-        environ.update(rank_settings.of_debugger(self.options))
+        environ.update(aspects_of_run.variables(self.options, unit.repetition))
         command = run_again.command(self.options) if self.command is None else self.command
         show_command = run_again.show_command(self.options) if self.show_command is None else self.show_command
         return RunningUnit(
@@ -211,7 +216,7 @@ class LocalSite(RunSite):
             self.options,
             environ,
             listener,
-            run_again.with_delays(command, self.options, unit.repetition),
+            run_again.of_repetition(command, self.options, unit.repetition),
             show_command,
             locks,
         )
@@ -257,7 +262,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
     if os.environ.get(fake_accelerator.COUNT) and kind not in (None, fake_accelerator.KIND):
         raise UsageError(fake_accelerator.refusal(kind))
-    if options.planned_devices is None:
+    if planned_devices(options) is None:
         problem = problem_of_mask(os.environ, kind, count, is_known if gpus else None)
         if problem:
             raise UsageError(problem)
@@ -265,7 +270,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
     gpus_of_devices = gpus_by_name(inventory.names, inventory.identities, gpus, os.environ)
     inventory = with_nvlinks(inventory, gpus_of_devices)
     warnings = [*warnings_about_devices(gpus_of_devices), *notes_on_sharing(inventory, seen.nccl)]
-    if seen.why_none and options.planned_devices is None:
+    if seen.why_none and planned_devices(options) is None:
         known = f", though NVML knows {words.count(len(gpus), 'GPU')}" if gpus else ""
         warnings.insert(0, f"no GPU can be used{known}: {seen.why_none}")
     return inventory, tuple(warnings)
@@ -273,7 +278,7 @@ def find_devices(files: FileProcesses, options: Options) -> tuple[Inventory, tup
 
 def _ask_nvml(kind: str | None, options: Options) -> tuple[Gpu, ...]:
     """All GPUs of this machine, as NVML knows them; none if it cannot be asked, or need not be."""
-    if kind not in (None, "cuda") or options.planned_devices is not None or not may_have_nvidia_gpus():
+    if kind not in (None, "cuda") or planned_devices(options) is not None or not may_have_nvidia_gpus():
         return ()
     try:
         nvml = open_nvml()

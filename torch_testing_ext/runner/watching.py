@@ -47,7 +47,7 @@ Guard = Callable[[Callable[[], int]], int]
 
 def watch(options: Options, root: Path, guard: Guard) -> int:
     """Run until the user quits. Returns the exit code of the last run that has ended."""
-    if not is_terminal(sys.stdout, os.environ) or options.pdb or options.cluster is not None:
+    if not is_terminal(sys.stdout, os.environ) or options.takes_terminal or options.cluster is not None:
         raise UsageError("--watch needs a terminal, and cannot be combined with --pdb and --cluster")
     if importlib.util.find_spec("rich") is None:
         raise UsageError("--watch needs rich, which is not installed")

@@ -22,7 +22,7 @@ from torch_testing_ext._testing.bases.distributed_bases import DistributedTestBa
 from torch_testing_ext._testing.marks import distributed_needs, needs, needs_of_devices
 from torch_testing_ext._testing.sharded import dtensor_devices
 from torch_testing_ext._torch.devices import accelerator_state, cuda_state
-from torch_testing_ext.launch.aspects.devices import variables_of
+from torch_testing_ext.launch.device_leases import variables_of
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import environment_of, make_inventory
 from torch_testing_ext.runner.scheduling.leases import Leases

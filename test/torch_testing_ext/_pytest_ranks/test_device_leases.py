@@ -20,7 +20,7 @@ from torch_testing_ext._machine import accelerators
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER, DeviceLocks
 from torch_testing_ext._pytest_ranks import item_in_parent
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch.aspects.devices import variables_of
+from torch_testing_ext.launch.device_leases import variables_of
 
 FAKE = "TORCH_TESTING_EXT_FAKE_DEVICES"
 SUBJECT = subject(__file__, "device_leases.py")

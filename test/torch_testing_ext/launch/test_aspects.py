@@ -16,15 +16,17 @@ from kit.planted_ranks import outcome_with_tear_down
 from kit.processes import ROOT
 from kit.ranks import Ranks
 
-from torch_testing_ext._process import setting_names
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, faults, kill
 from torch_testing_ext.launch import session
+from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.launch.aspects.remarks import Remarks
-from torch_testing_ext.launch.attempts import Host, HostKind, RanksEnd, TestPlan
+from torch_testing_ext.launch.aspects.world import SIZE
+from torch_testing_ext.launch.attempts import Host, RanksEnd, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.verdict import Case, Verdict
 from torch_testing_ext.ranks import run_script, spawn
 
@@ -88,7 +90,7 @@ def run_kind(kind, name):
         script = Path(__file__).with_name("subjects") / "aspect_in_script.py"
         return outcome_of(unittest.FunctionTestCase(lambda: run_script(script, name, world_size=WORLD_SIZE)))
     if kind is HostKind.WORLD:
-        with mock.patch.dict(os.environ, {setting_names.WORLD: str(WORLD_SIZE)}):
+        with mock.patch.dict(os.environ, {SIZE.name: str(WORLD_SIZE)}):
             return outcome_of(case_of_kind(Ranks, name))
     bases = {HostKind.FRESH: Ranks, HostKind.KEPT: Kept, HostKind.THREADS: Threads, HostKind.OWN: StartsItself}
     # Ranks that tests share end with their class.
@@ -203,7 +205,7 @@ class PretendedHost(Host):
         self.events.append("release")
 
 
-class NotedAspect(type(ASPECTS[0])):
+class NotedAspect(Aspect):
     """An aspect that notes when it is asked."""
 
     name = "noted"
@@ -212,7 +214,7 @@ class NotedAspect(type(ASPECTS[0])):
         self.host = host
         self.which = which
 
-    def check(self, host, plan, settings):
+    def check(self, host, plan):
         self.host.note(f"check {self.which}")
         return plan
 

@@ -16,7 +16,7 @@ from kit.warm import run_warm
 
 from torch_testing_ext._process import terminal as user_terminal
 from torch_testing_ext._process.terminal import TERMINAL_VARIABLE, UserTerminal
-from torch_testing_ext.runner import rank_settings
+from torch_testing_ext.runner import aspects_of_run
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options
 
@@ -158,7 +158,7 @@ class WithoutATerminalTest(FolderCase):
                 os.environ.pop(name, None)
             for argv, environ in ((("--pdb",), {}), ((), {"TORCH_TESTING_EXT_DEBUG_RANK": "1"})):
                 with self.assertRaisesRegex(UsageError, "--pdb cannot stop: there is no terminal"):
-                    rank_settings.require_terminal(options(*argv, **environ))
+                    aspects_of_run.require(options(*argv, **environ))
         master, terminal = os.openpty()
         self.addCleanup(os.close, master)
         self.addCleanup(os.close, terminal)
@@ -169,7 +169,7 @@ class WithoutATerminalTest(FolderCase):
             for argv, written in ((("--pdb",), f":{path}"), (("--trace", "x", "--debug-rank", "2"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
-                self.assertEqual(rank_settings.of_debugger(chosen)[TERMINAL_VARIABLE], written)
+                self.assertEqual(aspects_of_run.variables(chosen, 0)[TERMINAL_VARIABLE], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)

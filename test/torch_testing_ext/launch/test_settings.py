@@ -11,55 +11,65 @@ from kit.processes import clean_environ
 from kit.warm import run_warm
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
 from torch_testing_ext._process import setting_names
 from torch_testing_ext._tests import notes
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import rank_variables
-from torch_testing_ext.launch.launch_settings import KNOWN_NAMES, Settings, read_settings
+from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.aspects.lanes import LANES
+from torch_testing_ext.launch.aspects.output import STREAM
+from torch_testing_ext.launch.launch_settings import check_settings, known_names
+
+SETTINGS = {setting.name: setting for aspect in ASPECTS for setting in aspect.all_settings()}
+
+
+def value_of(name, text):
+    """The value of a setting, whose name is without our prefix, with this text; it is a valid one."""
+    environ = {setting_names.PREFIX + name: text}
+    check_settings(environ)
+    return SETTINGS[setting_names.PREFIX + name].value(environ)
 
 
 class TestSettings(unittest.TestCase):
-    def test_none(self):
-        self.assertEqual(read_settings({}), Settings("auto", None, False, False, None))
-
     def test_known(self):
         table = [
-            ("START", "auto", {"start": "auto"}),
-            ("START", "fork", {"start": "fork"}),
-            ("START", "spawn", {"start": "spawn"}),
-            ("LOGS", "/var/log/ranks", {"logs": Path("/var/log/ranks")}),
-            ("LOGS", "ranks", {"logs": Path.cwd() / "ranks"}),
-            ("LOGS", "~/ranks", {"logs": Path.home() / "ranks"}),
-            ("STREAM", "1", {"stream": True}),
-            ("STREAM", "0", {"stream": False}),
-            ("DEBUG_RANK", "0", {"debug_rank": 0}),
-            ("DEBUG_RANK", "12", {"debug_rank": 12}),
-            ("SANITIZE", "nan", {"sanitize": frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})}),
-            ("SANITIZE_ORDER", "fail", {"fails_for_order": True}),
-            ("SHAKE", "12", {"shake": 12}),
-            ("RANKS_PER_GPU", "4", {}),  # for _machine/device_sharing.py
-            ("FAKE_DEVICES", "0,3", {"fake_devices": ("0", "3")}),
-            ("FAKE_ACCELERATORS", "4", {}),  # for _machine/fake_accelerator/, as those below
-            ("FAKE_MEMORY", "1000000", {}),
-            ("FAKE_LATE_STREAMS", "1", {}),
+            ("START", "auto", "auto"),
+            ("START", "fork", "fork"),
+            ("START", "spawn", "spawn"),
+            ("LOGS", "/var/log/ranks", Path("/var/log/ranks")),
+            ("LOGS", "ranks", Path.cwd() / "ranks"),
+            ("LOGS", "~/ranks", Path.home() / "ranks"),
+            ("STREAM", "1", True),
+            ("STREAM", "0", False),
+            ("DEBUG_RANK", "0", 0),
+            ("DEBUG_RANK", "12", 12),
+            ("SANITIZE", "nan", frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})),
+            ("SANITIZE_ORDER", "fail", True),
+            ("SHAKE", "12", 12),
+            ("FAKE_DEVICES", "0,3", ("0", "3")),
+            ("FAKE_ACCELERATORS", "4", "4"),  # for _machine/fake_accelerator/, as those below
+            ("FAKE_MEMORY", "1000000", "1000000"),
+            ("FAKE_LATE_STREAMS", "1", "1"),
         ]
-        for name, value, chosen in table:
-            with self.subTest(name=name, value=value):
-                self.assertEqual(read_settings({setting_names.PREFIX + name: value}), Settings(**chosen))
-        self.assertEqual(
-            {setting_names.PREFIX + name for name, _, _ in table}, set(KNOWN_NAMES), "a setting is not tested"
-        )
+        for name, text, value in table:
+            with self.subTest(name=name, text=text):
+                self.assertEqual(value_of(name, text), value)
+        # For _machine/device_sharing.py.
+        check_settings({RANKS_PER_GPU: "4"})
+        tested = {RANKS_PER_GPU, *(setting_names.PREFIX + name for name, _, _ in table)}
+        self.assertEqual(tested, set(known_names()), "a setting is not tested")
+
+    def test_defaults(self):
+        for setting in SETTINGS.values():
+            with self.subTest(setting.name):
+                # An empty value counts as not set.
+                self.assertEqual(setting.value({}), setting.value({setting.name: ""}))
+        check_settings(dict.fromkeys(known_names(), ""))
 
     def test_what_the_kit_sets_itself(self):
-        self.assertEqual(read_settings({"_TORCH_TESTING_EXT_LANES": "1"}), Settings(lanes=True))
-        self.assertEqual(read_settings({"_TORCH_TESTING_EXT_RANK": "1"}), Settings())
-
-    def test_several(self):
-        given = {"TORCH_TESTING_EXT_START": "spawn", "TORCH_TESTING_EXT_STREAM": "1"}
-        self.assertEqual(read_settings(given), Settings(start="spawn", stream=True))
-
-    def test_empty_is_not_set(self):
-        self.assertEqual(read_settings(dict.fromkeys(KNOWN_NAMES, "")), Settings())
+        self.assertTrue(LANES.value({"_TORCH_TESTING_EXT_LANES": "1"}))
+        check_settings({"_TORCH_TESTING_EXT_RANK": "1"})
 
     def test_an_unknown_name_says_the_nearest(self):
         for name, near in (
@@ -69,7 +79,7 @@ class TestSettings(unittest.TestCase):
             ("TORCH_TESTING_EXT_", "TORCH_TESTING_EXT_"),
         ):
             with self.subTest(name=name), self.assertRaises(ValueError) as caught:
-                read_settings({name: "fork"})
+                check_settings({name: "fork"})
             self.assertRegex(
                 str(caught.exception), f"^{name} is not a variable of torch_testing_ext. Did you mean: {near}"
             )
@@ -84,36 +94,34 @@ class TestSettings(unittest.TestCase):
         for name, values, known in table:
             for value in values:
                 with self.subTest(name=name, value=value), self.assertRaises(ValueError) as caught:
-                    read_settings({setting_names.PREFIX + name: value})
+                    check_settings({setting_names.PREFIX + name: value})
                 message = f"TORCH_TESTING_EXT_{name}={value!r} is not valid; use {known}"
                 self.assertEqual(str(caught.exception), message)
                 self.assertIsNone(caught.exception.__cause__)
 
     def test_digits_of_other_scripts(self):
         """int() accepts them, so they are accepted here."""
-        self.assertEqual(read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u0663"}).debug_rank, 3)
+        self.assertEqual(value_of("DEBUG_RANK", "\u0663"), 3)
         with self.assertRaisesRegex(ValueError, "DEBUG_RANK='\u00b2' is not valid"):
-            read_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
+            check_settings({"TORCH_TESTING_EXT_DEBUG_RANK": "\u00b2"})
 
     def test_other_variables_are_ignored(self):
-        self.assertEqual(
-            read_settings({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"}), Settings()
-        )
+        check_settings({"TORCH_TESTING": "1", "MY_TORCH_TESTING_EXT_START": "fork", "PATH": "/bin"})
 
     def test_the_environment_is_read_each_time(self):
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="1"):
-            self.assertTrue(read_settings().stream)
+            self.assertTrue(STREAM.value())
         with mock.patch.dict(os.environ, TORCH_TESTING_EXT_STREAM="0"):
-            self.assertFalse(read_settings().stream)
+            self.assertFalse(STREAM.value())
 
 
 class DefaultTimeoutTest(unittest.TestCase):
     def test_a_value_that_is_no_number_of_seconds(self):
         for text in ("300", "0.5", ""):
-            read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
+            check_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
         for text in ("5m", "-1", "nan"):
             with self.assertRaisesRegex(ValueError, f"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT='{text}' is not valid"):
-                read_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
+                check_settings({"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": text})
 
     def test_it_is_no_error_of_the_import(self):
         code = "from torch_testing_ext.common_distributed import TIMEOUT_DEFAULT; print(TIMEOUT_DEFAULT)"

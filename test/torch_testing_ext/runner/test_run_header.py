@@ -125,7 +125,7 @@ class RunTest(unittest.TestCase):
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "devices": "none (CPU only)",
-                "world": None,
+                "facts": {},
             }
             self.assertEqual(json.loads(ran.report("results"))["header"], expected)
             suite = read_junit(ran.report("junitxml"))[0]

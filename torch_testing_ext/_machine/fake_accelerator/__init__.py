@@ -4,15 +4,12 @@
 process, and `device_module` is `torch.fakeacc`. These are its names, which also those know who do not use it.
 """
 
-from torch_testing_ext._process import setting_names
-
 KIND = "fakeacc"
 MASK = "FAKEACC_VISIBLE_DEVICES"
-COUNT = setting_names.FAKE_ACCELERATORS
+COUNT = "TORCH_TESTING_EXT_FAKE_ACCELERATORS"
 # The bytes of each, and whether streams are late. A user may set them, too; the library reads them.
 MEMORY = "TORCH_TESTING_EXT_FAKE_MEMORY"
 LATE_STREAMS = "TORCH_TESTING_EXT_FAKE_LATE_STREAMS"
-SETTINGS = (COUNT, MEMORY, LATE_STREAMS)
 # Set by the first process of a run: the folder of the library, and the file in which processes count their memory.
 LIBRARY_FOLDER = "_TORCH_TESTING_EXT_FAKE_LIBRARY"
 MEMORY_FILE = "_TORCH_TESTING_EXT_FAKE_MEMORY_FILE"

@@ -38,11 +38,10 @@ from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, 
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
-from torch_testing_ext.faults import FaultPlan, Sweep
 from torch_testing_ext.launch import accounts
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.aspects.faults import faults_of_test
-from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
@@ -280,15 +279,12 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
         skip = self._skip_before_ranks()
         if skip is not None:
             raise Skipped(skip)
-        if self._may_have_faults():
+        if self._has_own_ranks():
             self._ensure_processes_spawned()
         self._start_task()
 
     def _checked_world_size(self) -> int:
         return self._checked_size()
-
-    def _planned_faults(self) -> FaultPlan | Sweep | None:
-        return faults_of_test(self, restarts=False)
 
     def _start_task(self) -> None:
         self._open_session(_Task(self)).begin()

@@ -13,7 +13,7 @@ from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._torch import compiler_state
-from torch_testing_ext.launch.aspects import devices
+from torch_testing_ext.launch import device_leases
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -34,7 +34,9 @@ class DistributedTestBase(MultiProcessTestCase):
 
     def backend(self, device: str) -> str:
         if "cuda" in device:
-            return shared_devices.backend_of_shared_devices() if devices.are_shared(int(self.world_size)) else "nccl"
+            return (
+                shared_devices.backend_of_shared_devices() if device_leases.are_shared(int(self.world_size)) else "nccl"
+            )
         if "hpu" in device:
             return "hccl"
         kind, _, _ = device.partition(":")
@@ -46,7 +48,7 @@ class DistributedTestBase(MultiProcessTestCase):
         if backend is not None:
             shared_devices.check_backend(backend, int(world_size))
         backend = backend or self.backend(device)
-        on_shared = "cuda" in device and devices.are_shared(int(world_size))
+        on_shared = "cuda" in device and device_leases.are_shared(int(world_size))
         if accelerators.need_accelerators(backend) or on_shared:
             self._use_device()
         store = _FileStore(self.file_name, world_size)
@@ -58,7 +60,7 @@ class DistributedTestBase(MultiProcessTestCase):
         if accelerator is None:
             raise RuntimeError("the backend of an accelerator needs an accelerator, but this machine has none")
         index = self.rank
-        if devices.are_shared(int(self.world_size)):
+        if device_leases.are_shared(int(self.world_size)):
             index = device_sharing.device_of(self.rank, accelerators.device_count())
         device = torch.device(accelerator.type, index)
         torch.set_default_device(device)

@@ -22,7 +22,8 @@ from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._tests.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext.launch import rank_collectives, this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
+from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.user_warnings import show_to_user
 

@@ -31,7 +31,8 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 from torch_testing_ext.faults import Sweep
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.attempts import Host, HostKind, ProcessHost, RankAttempt, RanksEnd
+from torch_testing_ext.launch.attempts import Host, ProcessHost, RankAttempt, RanksEnd
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.session import Session
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 

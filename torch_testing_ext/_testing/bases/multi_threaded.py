@@ -25,7 +25,8 @@ from torch_testing_ext._testing.marks.needs import Skipped, TestSkip
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on, may_differ
 from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import session
-from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, TestPlan
+from torch_testing_ext.launch.attempts import Host, RankAttempt, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.session import Session
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 

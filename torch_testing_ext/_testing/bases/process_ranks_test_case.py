@@ -20,8 +20,7 @@ from torch_testing_ext._testing.bases.invocation import command_of
 from torch_testing_ext._testing.bases.rank_verdicts import Interrupted
 from torch_testing_ext._testing.bases.ranked_test_case import PARENT, RankedTestCase
 from torch_testing_ext._testing.helpers import expectations
-from torch_testing_ext.faults import FaultPlan, Sweep
-from torch_testing_ext.launch.aspects.faults import check_faults, faults_of_test
+from torch_testing_ext.launch.aspects.faults import check_faults
 from torch_testing_ext.launch.attempts import Host, RanksEnd
 from torch_testing_ext.launch.session import Session
 
@@ -57,12 +56,9 @@ class ProcessRanksTestCase(RankedTestCase):
         """Fork the server for the ranks of this test, unless it will start none."""
         # The error is raised again, and then shown, when setUp starts the ranks.
         with suppress(Exception):
-            if self._may_have_faults() and not self._is_rank() and not _skips_without_set_up(self):
+            if self._has_own_ranks() and not self._is_rank() and not _skips_without_set_up(self):
                 subject = launch.Named.of(type(self))
                 launch.prepare(subject, expected_imports(subject.file or ""))
-
-    def _planned_faults(self) -> FaultPlan | Sweep | None:
-        return faults_of_test(self)
 
     def _open_session(self, host: Host, directory: Path | None = None) -> Session:
         """Make the session of this test. It is closed when the test is over, at the latest."""

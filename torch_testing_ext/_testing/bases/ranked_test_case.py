@@ -15,10 +15,10 @@ from torch_testing_ext._testing.bases.rank_verdicts import RankError, rank_error
 from torch_testing_ext._testing.bases.test_case import TestCase
 from torch_testing_ext._testing.marks.needs import TestSkip, first_unmet, is_ours
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, may_differ, timeout_of
-from torch_testing_ext.faults import FaultPlan, Sweep
-from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.aspects.faults import plan_on
+from torch_testing_ext.launch.aspects.world import SIZE
 from torch_testing_ext.launch.attempts import TestPlan
+from torch_testing_ext.launch.most_ranks import too_many
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -53,7 +53,7 @@ def checked_world_size(given: Any, name: str) -> int:
         size = 0
     if size < 1 or (size != given and not isinstance(given, str)):
         raise ValueError(f"{name} is {given!r}; it must be a number of ranks, 1 or more")
-    if why := launch_settings.too_many(size):
+    if why := too_many(size):
         raise ValueError(f"{name} is {size}; {why}")
     return size
 
@@ -142,32 +142,28 @@ class RankedTestCase(TestCase):
 
         A class that wants a device for each rank needs none in a whole world: only what the test itself needs counts.
         """
-        in_world = launch_settings.read_settings().world is not None
+        in_world = SIZE.value() is not None
         return RankedTestCase._known_skip(self) if in_world else self._known_skip()
 
     def _plan(self) -> TestPlan:
         """The plan of this test for its ranks. What `setUp` has yet to decide is told when they are waited for."""
-        world = launch_settings.read_settings().world
+        world = SIZE.value()
         return TestPlan(
             self._case(),
             self._checked_world_size() if world is None else world,
             self._timeout(),
             launch.Expected(may_differ=self._collectives_may_differ()),
             kinds=kinds_of_test(self),
-            faults=self._planned_faults() if self._may_have_faults() else plan_on(self._test_method()),
+            faults=plan_on(getattr(self, self._testMethodName, None)),
+            is_whole_test=True,
+            judges_itself=self._overrides("_check_return_codes"),
             keeps_port=True,
             folder=self.id(),
         )
 
-    def _may_have_faults(self) -> bool:
-        """Whether faults can happen to the ranks: not to those of a launcher or of a whole world."""
-        return launch.this_launch() is None and launch_settings.read_settings().world is None
-
-    def _planned_faults(self) -> FaultPlan | Sweep | None:
-        return plan_on(self._test_method())
-
-    def _test_method(self) -> Any:
-        return getattr(self, self._testMethodName, None)
+    def _has_own_ranks(self) -> bool:
+        """Whether the test starts its ranks: a launcher has started its own, and those of a whole world are forks."""
+        return launch.this_launch() is None and SIZE.value() is None
 
     def _short_name(self) -> str:
         return f"{type(self).__qualname__}.{self._testMethodName}"

@@ -26,7 +26,8 @@ from torch_testing_ext._testing.bases.shown_ranks import ShownRanks
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
 from torch_testing_ext._testing.bases.torchrun_scripts import TorchrunRanks
 from torch_testing_ext.launch import session
-from torch_testing_ext.launch.attempts import HostKind, RankAttempt, TestPlan
+from torch_testing_ext.launch.attempts import RankAttempt, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

@@ -16,7 +16,7 @@ from torch_testing_ext._machine import accelerators, device_sharing
 from torch_testing_ext._machine.backend_names import uses_nccl
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._torch.devices import cuda_state
-from torch_testing_ext.launch.aspects.devices import are_shared
+from torch_testing_ext.launch.device_leases import are_shared
 
 
 def backend_of_shared_devices() -> str:

@@ -25,7 +25,8 @@ from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, 
 from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import session
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.attempts import DeviceNeed, HostKind, RankAttempt, TestPlan
+from torch_testing_ext.launch.attempts import DeviceNeed, RankAttempt, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

@@ -23,7 +23,8 @@ from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext._testing.bases.limited_commands import CommandEnd, run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
 from torch_testing_ext._tests.launcher_variables import without_launch
-from torch_testing_ext.launch.attempts import Host, HostKind, RankAttempt, RanksEnd
+from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.logs_of_ranks import Logs, records_of
 from torch_testing_ext.launch.rank_variables import for_gloo

@@ -18,8 +18,10 @@ from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
 from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext._tests.source_files import source_file
-from torch_testing_ext.launch import launch_settings, session
+from torch_testing_ext.launch import session
+from torch_testing_ext.launch.aspects.world import SIZE
 from torch_testing_ext.launch.attempts import TestPlan
+from torch_testing_ext.launch.most_ranks import too_many_in_world
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -104,7 +106,7 @@ def _checked_size(given: Any) -> int:
     size = operator.index(given)
     if size < 1:
         raise ValueError(f"a world has at least one rank, not {size}")
-    if why := launch_settings.too_many_in_world(size):
+    if why := too_many_in_world(size):
         raise ValueError(f"world_size is {size}; {why}")
     return size
 
@@ -139,7 +141,7 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
         def test(*args: Any, **kwargs: Any) -> None:
             __tracebackhide__ = True
 
-            chosen = launch_settings.read_settings().world or size
+            chosen = SIZE.value() or size
 
             def run(rank: int) -> object:
                 return function(*args, rank=rank, world_size=chosen, **kwargs)

@@ -17,7 +17,6 @@ from torch_testing_ext._collectives.worlds.world_records import COMPARED, CUT, R
 from torch_testing_ext._process.words import few
 from torch_testing_ext.launch import RankEnding, RankReport
 from torch_testing_ext.launch.jobs import log_of
-from torch_testing_ext.launch.launch_settings import Settings
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.rank_records import RankRecords
 
@@ -25,9 +24,9 @@ from torch_testing_ext.launch.watching.rank_records import RankRecords
 class RecordsOfWorld(RankRecords):
     """The records of ranks that leave logs. Of a rank that has passed, only what it has printed stays."""
 
-    def __init__(self, run: launch.Run, settings: Settings):
+    def __init__(self, run: launch.Run):
         super().__init__(run, run.began)
-        self.world = WorldRecords(keeps_times=settings.lanes)
+        self.world = WorldRecords(keeps_times=run.job.keeps_lanes)
 
     def take_new(self) -> list[int]:
         ranks = super().take_new()

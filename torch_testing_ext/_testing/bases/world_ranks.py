@@ -19,9 +19,11 @@ from torch_testing_ext._testing.bases.rank_accounts import recorded_account, ref
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
-from torch_testing_ext.launch import RankEnding, launch_settings
+from torch_testing_ext.launch import RankEnding
 from torch_testing_ext.launch.aspects import rank_warnings
-from torch_testing_ext.launch.attempts import HostKind, ProcessHost, RankAttempt, RanksEnd
+from torch_testing_ext.launch.aspects.world import SIZE
+from torch_testing_ext.launch.attempts import ProcessHost, RankAttempt, RanksEnd
+from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.rank_reports import all_passed
 from torch_testing_ext.launch.user_warnings import show_to_user
@@ -45,7 +47,7 @@ def not_run(size: int, why: str) -> unittest.SkipTest:
 
 def require_ranks(test: unittest.TestCase | None, function: Any) -> None:
     """Skip a test that has no ranks. `test`: the case of unittest, if it is one."""
-    size = launch_settings.read_settings().world
+    size = SIZE.value()
     if size is not None and not isinstance(test, RankedTestCase) and not hasattr(function, WHOLE_WORLD):
         raise not_run(size, HAS_NO_RANKS)
 
@@ -78,7 +80,7 @@ class WorldRanks(ProcessHost):
         self.warnings: list[str] = []
 
     def refusal(self, what: str, why: str) -> Exception:
-        size = launch_settings.read_settings().world
+        size = SIZE.value()
         assert size is not None
         return not_run(size, why)
 
@@ -106,12 +108,12 @@ class WorldRanks(ProcessHost):
         from torch_testing_ext._testing.bases.world_evidence import RecordsOfWorld, WorldFacts
 
         assert self.run is not None
-        records = RecordsOfWorld(self.run, attempt.settings)
+        records = RecordsOfWorld(self.run)
         evidence = launch.watch(self.run, attempt.timeout, attempt.expected, self.at_timeout, records)
         if not all_passed(evidence.reports):
             return evidence
         self.facts = WorldFacts(records.world, self._buffered_sends)
-        self.facts.note_view(with_calls=attempt.settings.lanes)
+        self.facts.note_view(with_calls=self.run.job.keeps_lanes)
         return self.facts.complete(evidence)
 
     def judge(self, attempt: RankAttempt) -> RanksEnd:

@@ -21,7 +21,7 @@ from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.distributed_needs import skip_if_lt_x_gpu
 from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
 from torch_testing_ext._torch.groups import dataless_groups
-from torch_testing_ext.launch.aspects import devices
+from torch_testing_ext.launch import device_leases
 
 from .dtensor_devices import device_type, device_type_for, num_devices
 
@@ -138,7 +138,7 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
             shared_devices.check_backend(backend, int(self.world_size))
         backend = backend or self.backend
         _check_known(backend)
-        on_shared = self.device_type != "cpu" and devices.are_shared(int(self.world_size))
+        on_shared = self.device_type != "cpu" and device_leases.are_shared(int(self.world_size))
         device_id = self._select_device(eager_init) if on_shared or accelerators.need_accelerators(backend) else None
         dist.init_process_group(
             backend=backend,

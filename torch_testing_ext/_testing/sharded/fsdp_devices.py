@@ -21,7 +21,7 @@ from torch_testing_ext._machine.shared_names import ComputedNames
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext._torch import compiler_state
-from torch_testing_ext.launch import launch_settings
+from torch_testing_ext.launch.aspects.world import SIZE
 
 _chosen: str | None = None
 
@@ -42,7 +42,7 @@ def use_device_type(device_type: str | None) -> None:
 
 def in_whole_world() -> bool:
     """Whether tests in ranks run without communication."""
-    return launch_settings.read_settings().world is not None
+    return SIZE.value() is not None
 
 
 def _type() -> str:

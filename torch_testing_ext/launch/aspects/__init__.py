@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from torch_testing_ext.launch.aspects.leftovers import LEFTOVERS
-from torch_testing_ext.launch.attempts import Aspect
+from torch_testing_ext.launch.aspect import Aspect
 
 from .addresses import ADDRESSES
+from .debugger import DEBUGGER
+from .delays import DELAYS
 from .devices import DEVICES
+from .fake_accelerators import FAKE_ACCELERATORS
 from .faults import FAULTS
-from .rank_warnings import WARNINGS
+from .lanes import LANES_OF_RANKS
+from .leftovers import LEFTOVERS
+from .output import OUTPUT
 from .remarks import REMARKS as REMARKS
 from .sanitizer import SANITIZER
+from .start_method import START_METHOD
+from .time_limit import TIME_LIMIT
+from .warnings_of_ranks import WARNINGS
+from .world import WORLD
 
 # In the order in which they prepare an attempt. At its end they are called in the opposite order.
-ASPECTS: tuple[Aspect, ...] = (ADDRESSES, DEVICES, SANITIZER, FAULTS, LEFTOVERS, REMARKS, WARNINGS)
+ASPECTS: tuple[Aspect, ...] = (
+    WORLD,
+    START_METHOD,
+    TIME_LIMIT,
+    ADDRESSES,
+    FAKE_ACCELERATORS,
+    DEVICES,
+    SANITIZER,
+    DELAYS,
+    FAULTS,
+    DEBUGGER,
+    OUTPUT,
+    LANES_OF_RANKS,
+    LEFTOVERS,
+    REMARKS,
+    WARNINGS,
+)

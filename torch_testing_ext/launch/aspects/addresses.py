@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext.launch import rank_variables
-from torch_testing_ext.launch.attempts import Aspect, HostKind
+from torch_testing_ext.launch.aspect import Aspect
+from torch_testing_ext.launch.host_kinds import HostKind
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -25,6 +25,8 @@ class Addresses(Aspect):
     )
 
     def equip(self, attempt: RankAttempt) -> None:
+        from torch_testing_ext.launch import rank_variables
+
         plan = attempt.plan
         leased = rank_variables.leased_variables(plan.world_size, keep=plan.keeps_port)
         attempt.environ = {**attempt.resources.enter_context(leased), **attempt.environ}

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
-from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.aspect import Aspect
+from torch_testing_ext.launch.host_kinds import HostKind
 
 if TYPE_CHECKING:
-    from torch_testing_ext.launch.attempts import RankAttempt
+    from torch_testing_ext.launch.attempts import RankAttempt, RanksEnd
+    from torch_testing_ext.launch.rank_reports import RankReport
 
 
 def print_leftovers(name: str, reports: Iterable[RankReport]) -> None:
@@ -37,7 +37,9 @@ class Leftovers(Aspect):
     )
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        if attempt.is_first and end.verdict.outcome is TestOutcome.PASSED:
+        from torch_testing_ext._tests.outcomes import TestOutcome
+
+        if end.verdict.outcome is TestOutcome.PASSED:
             print_leftovers(attempt.plan.case.name, end.reports)
         return end
 

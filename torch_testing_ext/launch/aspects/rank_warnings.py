@@ -10,22 +10,10 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
-from torch_testing_ext.launch.attempts import Aspect, HostKind, RanksEnd
-from torch_testing_ext.launch.rank_reports import RankReport
-
-if TYPE_CHECKING:
-    from torch_testing_ext.launch.attempts import RankAttempt
-
-
-def warn_again_of_ranks(reports: Iterable[RankReport], filtered: bool = False) -> None:
-    """Raise each different warning of some ranks once. `filtered`: see `raise_again`."""
-    warn_again([report.account for report in reports], filtered)
 
 
 def warn_again(accounts: Iterable[RankAccount | None], filtered: bool = False) -> None:
@@ -117,26 +105,3 @@ def _uncaught_exceptions() -> Iterator[None]:
             warnings.warn_explicit(warning, None, file, line)
     finally:
         threading.excepthook, sys.unraisablehook = before
-
-
-class RankWarnings(Aspect):
-    """Raises the warnings of ranks once more, where the test is waited for."""
-
-    name = "warnings"
-    gaps = MappingProxyType(
-        {
-            HostKind.OWN: "such a rank has no account: its warnings are in its output",
-            HostKind.THREADS: "threads warn in the process of the test itself",
-            HostKind.SCRIPT: "the warnings of a script are in its output",
-            HostKind.TORCHRUN: "the warnings of a script are in its output",
-        }
-    )
-
-    def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        if attempt.is_first:
-            filtered = attempt.host.has_own_filters and end.verdict.outcome is TestOutcome.PASSED
-            warn_again_of_ranks(end.reports, filtered)
-        return end
-
-
-WARNINGS = RankWarnings()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_testing_ext.launch.attempts import Aspect, RanksEnd
-from torch_testing_ext.launch.rank_reports import RankReport
-from torch_testing_ext.launch.verdict import Expected, Verdict
+from torch_testing_ext.launch.aspect import Aspect
 
 if TYPE_CHECKING:
-    from torch_testing_ext.launch.attempts import RankAttempt
+    from torch_testing_ext.launch.attempts import RankAttempt, RanksEnd
+    from torch_testing_ext.launch.rank_reports import RankReport
+    from torch_testing_ext.launch.verdict import Expected, Verdict
 
-# A text about the end of a test; "" for none.
-Remark = Callable[[Sequence[RankReport], Expected, Verdict], str]
+    # A text about the end of a test; "" for none.
+    Remark = Callable[[Sequence[RankReport], Expected, Verdict], str]
 
 
 class Remarks(Aspect):

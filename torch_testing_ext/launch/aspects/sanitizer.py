@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of, not_of_threads
-from torch_testing_ext._tests import notes
-from torch_testing_ext.launch import launch_settings
-from torch_testing_ext.launch.attempts import Aspect, HostKind
-from torch_testing_ext.launch.jobs import Sanitize
-from torch_testing_ext.launch.user_warnings import say_once, show_to_user
+from torch_testing_ext._process.declarations import AskedOptions, Level, Option, Setting, either, words
+from torch_testing_ext.launch.aspect import Aspect
+from torch_testing_ext.launch.host_kinds import HostKind
 
 if TYPE_CHECKING:
+    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
     from torch_testing_ext.launch.attempts import RankAttempt
+    from torch_testing_ext.launch.jobs import Job
+
+
+def _read_kinds(text: str) -> frozenset[SanitizeKind]:
+    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
+
+    return read_kinds(text)
+
+
+def _checked_kinds(text: str) -> str:
+    _read_kinds(text)
+    return text
+
+
+def _known_kinds() -> str:
+    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import KNOWN
+
+    return ", ".join(KNOWN)
+
+
+def _kinds_in_words() -> str:
+    return f"kinds of checks, separated by commas: {_known_kinds()}"
+
+
+KINDS: Setting[frozenset[SanitizeKind]] = Setting(
+    "TORCH_TESTING_EXT_SANITIZE", _kinds_in_words, _read_kinds, frozenset()
+)
+FAILS_FOR_ORDER = Setting("TORCH_TESTING_EXT_SANITIZE_ORDER", "warn or fail", either("warn", "fail"), False)
+_CHOSEN = Option(
+    "sanitize",
+    "sanitizer",
+    _checked_kinds,
+    lambda: f"check collectives more closely: {_known_kinds()}",
+    "KINDS",
+    kind=str | None,
+    setting=KINDS,
+    pytest_help="check the collectives of ranks more closely: default, all, or a list such as --sanitize=calls,nan",
+    alone="default",
+    in_command=True,
+)
+_ORDER = Option(
+    "sanitize_order",
+    "sanitizer",
+    words("warn", "fail"),
+    "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
+    "warn|fail",
+    kind=str,
+    default="warn",
+    setting=FAILS_FOR_ORDER,
+    level=Level.SETTING,
+    in_command=True,
+)
 
 
 @functools.cache
 def say_if_nothing_is_recorded() -> None:
     """Say once if the collectives of ranks cannot be compared."""
     from torch_testing_ext._torch.groups import flight_recorder
+    from torch_testing_ext.launch.user_warnings import show_to_user
 
     if not flight_recorder.has_flight_recorder():
         text = "torch records no collectives here (TORCH_FR_BUFFER_SIZE=0, or this torch has no flight recorder)"
@@ -33,6 +83,7 @@ def say_if_nothing_is_recorded() -> None:
 def why_not_sanitized() -> str | None:
     """Return the reason why the ranks of this process cannot be sanitized; None if they can. Says so once."""
     from torch_testing_ext._torch.operations import operation_hook
+    from torch_testing_ext.launch.user_warnings import show_to_user
 
     why = operation_hook.can_hook()
     if why is not None:
@@ -41,42 +92,73 @@ def why_not_sanitized() -> str | None:
     return why
 
 
-def sanitize_with(kinds: Collection[str]) -> Sanitize:
-    """Choose the sanitizer's checks for the ranks of a test that names these kinds; none if there can be none.
+def _say_what_threads_lack(named: frozenset[SanitizeKind]) -> None:
+    """Say once which checks are not made of ranks that are threads, unless the header of the run does."""
+    from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads
+    from torch_testing_ext._tests import notes
+    from torch_testing_ext.launch.user_warnings import say_once
 
-    Says once if their collectives cannot be compared.
-    """
-    say_if_nothing_is_recorded()
-    chosen = launch_settings.read_settings().for_ranks(kinds)
-    return Sanitize() if chosen and why_not_sanitized() is not None else chosen
-
-
-def sanitize_threads(kinds: Collection[str]) -> Sanitize:
-    """Choose the sanitizer's checks for ranks that are threads. Says once which are left out, unless a header does."""
-    settings = launch_settings.read_settings()
-    named = kinds_of(kinds)
-    said = settings.sanitize - named if notes.has_header else frozenset()
-    note = not_of_threads((settings.sanitize | named) - said)
+    said = KINDS.value() - named if notes.has_header else frozenset()
+    note = not_of_threads((KINDS.value() | named) - said)
     if note:
         say_once(note)
-    return settings.for_ranks(kinds)
+
+
+# NCCL's backend reads it when a group is made, and then looks for NaN itself, on the device.
+_NAN_CHECK_OF_NCCL = {"TORCH_NCCL_NAN_CHECK": "1"}
 
 
 class Sanitizer(Aspect):
     """Gives the ranks of a test the checks that the test and the settings name."""
 
     name = "sanitizer"
-
     gaps = MappingProxyType(
         {
             HostKind.OWN: "such a rank has no log: its exit code says how its test ended",
             HostKind.WORLD: "the rules of whole worlds check the calls of all ranks instead",
         }
     )
+    options = (_CHOSEN, _ORDER)
+
+    def header(self, asked: AskedOptions) -> str:
+        from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads
+        from torch_testing_ext._tests import notes
+
+        kinds = asked.value(_CHOSEN)
+        if not kinds:
+            return ""
+        notes.has_header = True
+        return not_of_threads(_read_kinds(kinds))
 
     def prepare(self, attempt: RankAttempt) -> None:
-        kinds = attempt.plan.kinds
-        attempt.sanitize = sanitize_threads(kinds) if attempt.host.kind is HostKind.THREADS else sanitize_with(kinds)
+        from torch_testing_ext.launch.jobs import Sanitize
+
+        named: frozenset[SanitizeKind] = frozenset()
+        if attempt.plan.kinds:
+            from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of
+
+            named = kinds_of(attempt.plan.kinds)
+        kinds = KINDS.value() | named
+        if attempt.host.kind is HostKind.THREADS:
+            _say_what_threads_lack(named)
+        else:
+            say_if_nothing_is_recorded()
+            if kinds and why_not_sanitized() is not None:
+                return
+        attempt.sanitize = Sanitize(kinds, FAILS_FOR_ORDER.value())
+
+    def complete_job(self, attempt: RankAttempt, job: Job) -> Job:
+        kinds = attempt.sanitize.kinds
+        if not kinds:
+            return job
+        from dataclasses import replace
+
+        from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
+
+        if SanitizeKind.NAN in kinds:
+            job = replace(job, context=replace(job.context, environ={**_NAN_CHECK_OF_NCCL, **job.context.environ}))
+        # Only new interpreters differ in hash.
+        return replace(job, differs_in_hash=SanitizeKind.HASH in kinds)
 
 
 SANITIZER = Sanitizer()

@@ -16,7 +16,6 @@ from torch_testing_ext.launch.accounts import RankAccount, RankEnding, now, read
 from torch_testing_ext.launch.fault_checks import with_faults
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.jobs import Sanitize, log_of
-from torch_testing_ext.launch.launch_settings import read_settings
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed, assemble_report, ended
 from torch_testing_ext.launch.seen_faults import FaultsSeen
 
@@ -116,7 +115,7 @@ class RankRecords:
         reports = with_collectives(reports, self.logs, collectives)
         if not have_passed:
             reports = [self._with_texts(report) for report in reports]
-        if not have_passed or any(report.recorder for report in reports) or read_settings().lanes:
+        if not have_passed or any(report.recorder for report in reports) or self.run.job.keeps_lanes:
             self.write_lanes(reports, collectives)
         return tuple(reports)
 

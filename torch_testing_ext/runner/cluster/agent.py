@@ -22,6 +22,7 @@ from torch_testing_ext._process import sessions, signals, system
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.launch.aspects.output import SHOWN
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitHandle, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd
@@ -77,7 +78,7 @@ class Agent(UnitListener):
             self.writer.send(agent_messages.NodeCannotRun(str(error)))
         for message in self._early:
             self._on_message(message)
-        if self.prepare.options.stream:
+        if self.prepare.options.value(SHOWN):
             self._copy_output()
         MemoryWatch(loop, self.memory, self.most_memory, lambda: self._running, self._warn)
         while True:
@@ -116,7 +117,7 @@ class Agent(UnitListener):
         self.files.loop.after(AGENT_STREAM_INTERVAL, self._copy_output)
 
     def _copy_output_of(self, running: UnitHandle) -> None:
-        if not self.prepare.options.stream:
+        if not self.prepare.options.value(SHOWN):
             return
         output = running.new_output()
         if output:

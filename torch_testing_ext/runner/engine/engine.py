@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import not_of_threads, read_kinds
-from torch_testing_ext._collectives.worlds.world_views import describe_world
-from torch_testing_ext._machine import fake_accelerator
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner import events
+from torch_testing_ext.launch.aspects.output import SHOWN
+from torch_testing_ext.runner import aspects_of_run, events
 from torch_testing_ext.runner.model import Attempt, Lease, RunHeader, Summary, Test, TestEnd, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
@@ -64,7 +62,7 @@ class Engine(UnitListener):
         self._dispatcher = Dispatcher(queue, leases, self._memory, site.loop, others)
         self._results = Results(options, self._report, self._stop)
         self._running: dict[int, UnitHandle] = {}
-        self._view = LiveView(self._running, site.loop, self._report, options.stream)
+        self._view = LiveView(self._running, site.loop, self._report, options.value(SHOWN))
         self._began = 0.0
         self._stopping = False
         self._interrupts = 0
@@ -93,7 +91,7 @@ class Engine(UnitListener):
                 self.site.loop,
                 self._interrupt,
                 self._view.show_status,
-                with_keys=not self.options.pdb,
+                with_keys=not self.options.takes_terminal,
             )
             with keys, self._view.showing_output():
                 reason = interrupted()
@@ -300,16 +298,6 @@ def _known_results(plan: Plan, broken: Sequence[Attempt]) -> Iterator[Attempt]:
         yield Attempt(test, TestEnd(TestOutcome.SKIPPED, test.skip or "", want=test.want))
 
 
-def _notes(options: Options, inventory: Inventory) -> Iterator[str]:
-    """Lines for the header of the run, about all of its tests."""
-    if options.world is not None:
-        yield describe_world(options.world)
-    if inventory.kind == fake_accelerator.KIND:
-        yield fake_accelerator.describe(len(inventory.names))
-    if options.sanitize and (note := not_of_threads(read_kinds(options.sanitize))):
-        yield note
-
-
 def _run_began(
     plan: Plan,
     broken: Sequence[Attempt],
@@ -330,5 +318,5 @@ def _run_began(
         repetitions=options.repetitions,
         header=header,
         nodes=inventory.nodes,
-        note="\n".join(_notes(options, inventory)),
+        note=aspects_of_run.header(options),
     )

@@ -17,8 +17,9 @@ from torch_testing_ext._process import shell_words, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.event_loop import EventLoop, Timer
 from torch_testing_ext._process.messages import unexpected
-from torch_testing_ext._process.setting_names import LOGS, STREAM
+from torch_testing_ext._process.setting_names import LOGS
 from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
+from torch_testing_ext.runner import aspects_of_run
 from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes import worker_messages
@@ -31,7 +32,6 @@ from .unit_log import AttemptResult, EndCause, UnitLog, WorkerExit
 # The launch layer explains a hang of ranks best, so it times out first: its dumps, the answer of NCCL and the verdict
 # take a while.
 BACKSTOP = 15.0
-LONGEST_SWEEP = 86_400.0
 # The first test may begin only when its file has been imported, here or in its own process: no time of the test.
 UNIT_START_TIMEOUT = 180.0
 # A supervisor that takes longer to end its unit is stuck.
@@ -107,7 +107,7 @@ class Deadlines:
         self._ask_for_stacks = ask_for_stacks
         self._end = end
         self._timers: list[Timer] = []
-        self._is_closed = options.pdb
+        self._is_closed = options.takes_terminal
 
     def time_limit(self, test: Test) -> float:
         return test.timeout or self._options.timeout
@@ -117,8 +117,8 @@ class Deadlines:
         limit = self.time_limit(test)
         if not test.has_ranks:
             return limit
-        # In a sweep it runs many times, each of which has that limit.
-        return LONGEST_SWEEP if self._options.sweep is not None else limit + BACKSTOP
+        longest = aspects_of_run.longest(self._options)
+        return limit + BACKSTOP if longest is None else longest
 
     def begin(self, seconds: float, when_slow: Callable[[], object] | None = None) -> None:
         """Set the deadline of a test or fixture, and forget that of the one before."""
@@ -184,7 +184,7 @@ class RunningUnit:
         self._supervisor_pid = 0
         self._backstop: Timer | None = None
         self._stacks_wanted: list[Callable[[str], object]] = []
-        spec = self._make_spec(environ, options.stream, command, show_command)
+        spec = self._make_spec(environ, command, show_command)
         self._written = UnitFiles(spec)
         self._log = UnitLog(unit, spec.tests, spec.commands, self.began)
         self._start_processes(locks)
@@ -205,7 +205,6 @@ class RunningUnit:
     def _make_spec(
         self,
         environ: Mapping[str, str],
-        stream: bool,
         command: str,
         show_command: str,
     ) -> worker_messages.UnitSpec:
@@ -219,8 +218,6 @@ class RunningUnit:
         variables = {**environ, LOGS: str(ranks)}
         if TERMINAL_VARIABLE in environ:
             variables[TERMINAL_VARIABLE] = environ[TERMINAL_VARIABLE].replace(NAME_OF_TEST, names[0])
-        if stream:
-            variables[STREAM] = "1"
         return worker_messages.UnitSpec(
             self.unit.number,
             str(self._file.path),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import KNOWN
+from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
 from torch_testing_ext._process import devices_setting, system
+from torch_testing_ext._process.declarations import AskedOptions, Option
 from torch_testing_ext._process.project_folder import root_of_checkout
+from torch_testing_ext._process.setting_names import DEFAULT_TIMEOUT
 from torch_testing_ext._process.setting_readers import (
     count,
     count_or_zero,
@@ -17,35 +21,28 @@ from torch_testing_ext._process.setting_readers import (
     read_path,
     read_seconds,
 )
-from torch_testing_ext.faults import KINDS
-from torch_testing_ext.runner.model import KnownFile, Policy
+from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.runner.model import Policy
 
-from .declaring import Level, OptionGroup, ValueFlag, specs_of
+from .declaring import Level, OptionGroup, ValueFlag, declared_by, specs_of
 from .readers import (
     read_cluster,
     read_environment,
     read_gpus,
     read_pytest_options,
     read_repeat,
-    read_sanitizer_kinds,
-    read_shake,
     read_shard,
     read_shuffle,
-    read_sweep,
 )
 from .values import (
     Action,
     CountAs,
     Gpus,
-    OrderHazard,
     Repeat,
     Rerun,
-    ShakeSpec,
     ShardSpec,
     Shuffle,
     StatusLevel,
-    SweepFail,
-    SweepPoints,
     Verbosity,
     Warm,
 )
@@ -54,17 +51,15 @@ _selection = OptionGroup("selection")
 _resources = OptionGroup("resources")
 _cluster = OptionGroup("cluster")
 _execution = OptionGroup("execution")
-_sanitizer = OptionGroup("sanitizer")
-_faults = OptionGroup("faults")
-_debugging = OptionGroup("debugging")
 _output = OptionGroup("output")
 _reports = OptionGroup("reports")
 _other = OptionGroup("other")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """All options of a run. `sources` makes the paths absolute."""
+class RunOptions(AskedOptions):
+    """The options of a run, without those of aspects. `sources` makes the paths absolute."""
 
     names: tuple[str, ...] = field(
         default=(),
@@ -200,12 +195,6 @@ class Options:
             in_command=True,
         ),
     )
-    fake_accelerators: int | None = field(
-        default=None,
-        metadata=_resources(
-            count, "emulate N accelerators on the CPU; with --dry-run, plan for N of them", "N", in_command=True
-        ),
-    )
     ranks_per_gpu: int = field(
         default=1,
         metadata=_resources(
@@ -214,6 +203,7 @@ class Options:
             "N",
             Level.HELP_ALL,
             in_command=True,
+            variable=RANKS_PER_GPU,
         ),
     )
     shared_leases: bool = field(
@@ -354,7 +344,10 @@ class Options:
         ),
     )
     timeout: float = field(
-        default=300.0, metadata=_execution(read_seconds, "time limit of each test that does not set its own", "SECONDS")
+        default=300.0,
+        metadata=_execution(
+            read_seconds, "time limit of each test that does not set its own", "SECONDS", variable=DEFAULT_TIMEOUT
+        ),
     )
     slow_after: float = field(
         default=30.0,
@@ -393,94 +386,6 @@ class Options:
         ),
     )
 
-    sanitize: str | None = field(
-        default=None,
-        metadata=_sanitizer(
-            read_sanitizer_kinds,
-            f"check collectives more closely: {', '.join(KNOWN)}",
-            "KINDS",
-            alone="default",
-            in_command=True,
-        ),
-    )
-    sanitize_order: OrderHazard = field(
-        default=OrderHazard.WARN,
-        metadata=_sanitizer(
-            one_of(OrderHazard),
-            "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
-            "warn|fail",
-            Level.SETTING,
-            in_command=True,
-        ),
-    )
-    shake: ShakeSpec | None = field(
-        default=None, metadata=_sanitizer(read_shake, "run every test N times, with random delays", "N[:SEED]")
-    )
-    world: int | None = field(
-        default=None, metadata=_sanitizer(count, "run tests in ranks as whole worlds of N ranks", "N", in_command=True)
-    )
-
-    sweep: str | None = field(
-        default=None,
-        metadata=_faults(
-            read_sweep,
-            f"try faults at every call of tests: {', '.join(KINDS)}",
-            "FAULT[(VALUE)],...",
-            Level.HELP_ALL,
-            in_command=True,
-        ),
-    )
-    sweep_points: SweepPoints = field(
-        default=SweepPoints.CALLS,
-        metadata=_faults(
-            one_of(SweepPoints), "where", "calls|steps|all", Level.HELP_ALL, needs="sweep", in_command=True
-        ),
-    )
-    sweep_within: float = field(
-        default=10.0,
-        metadata=_faults(
-            read_seconds,
-            "what goes on so long after a fault hangs",
-            "SECONDS",
-            Level.HELP_ALL,
-            needs="sweep",
-            in_command=True,
-        ),
-    )
-    sweep_fail: SweepFail = field(
-        default=SweepFail.NOTHING,
-        metadata=_faults(
-            one_of(SweepFail), "what fails a test", "nothing|hang", Level.HELP_ALL, needs="sweep", in_command=True
-        ),
-    )
-    sweep_known: Path | KnownFile | None = field(
-        default=None,
-        metadata=_faults(
-            read_path,
-            "a TOML file with the hangs that are known",
-            "FILE",
-            Level.HELP_ALL,
-            needs="sweep",
-            in_command=True,
-        ),
-    )
-
-    pdb: bool = field(
-        default=False,
-        metadata=_debugging(
-            read_boolean, "open pdb where a test fails or calls breakpoint(), in any rank", configurable=False
-        ),
-    )
-    # Stop at the first line of each test.
-    trace: bool = field(
-        default=False,
-        metadata=_debugging(read_boolean, "open pdb at the start of each test, in one rank", configurable=False),
-    )
-    debug_rank: int = field(
-        default=0,
-        metadata=_debugging(count_or_zero, "the rank that --trace stops", "RANK", configurable=False, needs="trace"),
-    )
-
     verbosity: Verbosity = field(
         default=Verbosity.NORMAL,
         metadata=_output(
@@ -500,17 +405,12 @@ class Options:
             Level.SETTING,
         ),
     )
-    stream: bool = field(
-        default=False,
-        metadata=_output(read_boolean, "show the output of tests while they run", also=("-s", "--no-capture")),
-    )
     durations: int = field(default=5, metadata=_output(count_or_zero, "list the N slowest tests", "N"))
 
     junitxml: Path | None = field(
         default=None, metadata=_reports(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))
     )
     html: Path | None = field(default=None, metadata=_reports(read_path, "write an HTML report", "FILE"))
-    perfetto: Path | None = field(default=None, metadata=_reports(read_path, "write a timeline for Perfetto", "FILE"))
     results: Path | None = field(default=None, metadata=_reports(read_path, "write all results as JSON", "FILE"))
     journal: Path | None = field(
         default=None,
@@ -566,16 +466,15 @@ class Options:
         roots = {root_of_checkout(path) for path in self.drop_in}
         return Path(os.path.commonpath(roots)) if roots else None
 
-    @property
-    def planned_devices(self) -> int | None:
-        """The number of devices to plan with, whatever there are: a schedule needs their number alone."""
-        return self.fake_accelerators if self.action is Action.DRY_RUN else None
+    def value(self, option: Option[T]) -> T:
+        """The value of an option that an aspect declares."""
+        value: T = getattr(self, option.field, option.default)
+        return value
 
-    def seed_of_delays(self, repetition: int) -> int | None:
-        """The seed of the random delays in a repetition; None without any."""
-        if self.shake is None or self.shake.seed is None:
-            return None
-        return self.shake.seed + repetition
+    @property
+    def takes_terminal(self) -> bool:
+        """Whether tests have the user's terminal."""
+        return any(aspect.takes_terminal(self) for aspect in ASPECTS)
 
     @property
     def endless(self) -> bool:
@@ -585,8 +484,10 @@ class Options:
     @property
     def repetitions(self) -> int:
         """The number of repetitions that are planned when the run begins."""
-        if self.shake is not None:
-            return self.shake.runs
+        decided = (aspect.repetitions(self) for aspect in ASPECTS)
+        by_aspect = next((number for number in decided if number is not None), None)
+        if by_aspect is not None:
+            return by_aspect
         return self.repeat if isinstance(self.repeat, int) else 1
 
     @property
@@ -594,5 +495,26 @@ class Options:
         return Policy(fail_flaky=self.flaky is CountAs.FAIL, fail_leaked=self.leaked is CountAs.FAIL)
 
 
+def _options_of_aspects() -> Iterator[Option[Any]]:
+    for aspect in ASPECTS:
+        yield from (option for option in aspect.options if option.in_runner)
+
+
+if TYPE_CHECKING:
+
+    class Options(RunOptions):
+        """All options of a run."""
+
+        def __init__(self, **values: Any): ...
+
+else:
+    Options = make_dataclass(
+        "Options",
+        declared_by(_options_of_aspects()),
+        bases=(RunOptions,),
+        namespace={"__module__": __name__, "__doc__": "All options of a run."},
+        frozen=True,
+    )
+
 # By field.
-OPTION_TABLE = specs_of(Options)
+OPTION_TABLE = specs_of(Options, RunOptions, last_groups="output")

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch_testing_ext._process.declarations import Level as Level, Option
 from torch_testing_ext._process.setting_readers import read_boolean
-
-
-class Level(enum.Enum):
-    """The place of an option: each is in the lists of those before it, too."""
-
-    HELP = "--help"
-    HELP_ALL = "--help-all"
-    # Configuration files, and -o.
-    SETTING = "setting"
-    # Some commands set it, or have it as an option of theirs.
-    OF_COMMANDS = "of commands"
 
 
 @dataclass(frozen=True)
@@ -55,6 +45,11 @@ class OptionSpec:
     needs: str = ""
     # In the command that runs a test again.
     in_command: bool = False
+    # By their fields, the options that it cannot be combined with, and why.
+    apart: Mapping[str, str] = field(default_factory=dict)
+    # A variable that has the same effect without the runner, and how to read it.
+    variable: str = ""
+    of_variable: Callable[[str], Any] | None = None
     # All of them, unless it is an argument without a flag or has only flags for its values.
     flags: tuple[str, ...] = ()
 
@@ -74,14 +69,45 @@ class OptionGroup:
         return {_SPEC: OptionSpec(self._title, read, help, metavar, level, **more)}
 
 
-def specs_of(options: type[Any]) -> dict[str, OptionSpec]:
-    """The options that a dataclass declares, by field, with their flags."""
+def declared_by(options: Iterator[Option[Any]]) -> list[tuple[str, Any, Any]]:
+    """The fields of a dataclass, as `make_dataclass` wants them, for options that aspects declare."""
+    fields = []
+    for option in options:
+        kind = option.kind() if inspect.isfunction(option.kind) else option.kind
+        fields.append((option.field, kind, field(default=option.default, metadata={_SPEC: _spec_of(option)})))
+    return fields
+
+
+def _spec_of(option: Option[Any]) -> OptionSpec:
+    return OptionSpec(
+        option.group,
+        option.read,
+        option.help if isinstance(option.help, str) else option.help(),
+        option.metavar,
+        option.level,
+        alone=option.alone,
+        apart=option.apart,
+        variable=option.variable,
+        of_variable=option.of_variable,
+        **option.more,
+    )
+
+
+def specs_of(options: type[Any], own: type[Any], last_groups: str) -> dict[str, OptionSpec]:
+    """The options that a dataclass declares, by field, with their flags, in the order of their groups.
+
+    `own`: the class with those of the runner. Groups that it has not come before its group `last_groups`.
+    """
     table = {}
-    for field in dataclasses.fields(options):
-        spec: OptionSpec = field.metadata[_SPEC]
+    for each in dataclasses.fields(options):
+        spec: OptionSpec = each.metadata[_SPEC]
         is_flag = spec.read is read_boolean or spec.metavar
-        if is_flag and spec.level is not Level.OF_COMMANDS and field.name != "names":
-            flags = (f"--{field.name.replace('_', '-')}", *spec.also)
+        if is_flag and spec.level is not Level.OF_COMMANDS and each.name != "names":
+            flags = (f"--{each.name.replace('_', '-')}", *spec.also)
             spec = dataclasses.replace(spec, flags=tuple(sorted(flags, key=lambda flag: flag.startswith("--"))))
-        table[field.name] = spec
-    return table
+        table[each.name] = spec
+    groups = list(dict.fromkeys(table[each.name].group for each in dataclasses.fields(own)))
+    before = groups.index(last_groups)
+    others = [group for group in dict.fromkeys(spec.group for spec in table.values()) if group not in groups]
+    order = [*groups[:before], *others, *groups[before:]]
+    return dict(sorted(table.items(), key=lambda item: order.index(item[1].group)))

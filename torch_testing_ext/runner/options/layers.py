@@ -6,12 +6,11 @@ A misspelt name is an error, in every layer; the message names its source and th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU
-from torch_testing_ext._process import project_settings, setting_names
+from torch_testing_ext._process import project_settings
 from torch_testing_ext._process.project_settings import RUNNER_PREFIX as PREFIX, SECTION
 from torch_testing_ext._process.words import nearest
 
@@ -100,33 +99,24 @@ def of_environment(environ: Mapping[str, str], cwd: Path) -> Layer:
     return layer
 
 
-# Variables that have the same effect with the runner and without, by the field of Options.
-_SHARED = {
-    "ranks_per_gpu": RANKS_PER_GPU,
-    "timeout": setting_names.DEFAULT_TIMEOUT,
-    "stream": setting_names.STREAM,
-}
-
-
 def of_shared_variables(environ: Mapping[str, str], cwd: Path) -> Layer:
+    """The options with a variable that has the same effect with the runner and without."""
     layer: Layer = {}
-    for field, name in _SHARED.items():
-        if environ.get(name):
-            layer[field] = _read(field, environ[name], name, cwd), name
-    # With --pdb, any rank can have the terminal.
-    if environ.get(setting_names.DEBUG_RANK):
-        layer["pdb"] = True, setting_names.DEBUG_RANK
+    for field, spec in OPTION_TABLE.items():
+        if spec.variable and environ.get(spec.variable):
+            layer[field] = _read(field, environ[spec.variable], spec.variable, cwd, spec.of_variable), spec.variable
     return layer
 
 
-def _read(field: str, text: str, source: str, base: Path) -> Any:
+def _read(field: str, text: str, source: str, base: Path, read: Callable[[str], Any] | None = None) -> Any:
     spec = OPTION_TABLE[field]
+    read = read or spec.read
     texts = [text.strip()]
     if spec.many:
         lines = [line.strip() for line in text.splitlines()]
         texts = [line for line in lines if line]
     try:
-        values = tuple(spec.read(item) for item in texts)
+        values = tuple(read(item) for item in texts)
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from None
     return _resolved(values if spec.many else values[0], base)

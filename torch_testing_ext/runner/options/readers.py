@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import read_kinds
 from torch_testing_ext._process.setting_readers import count, read_boolean
-from torch_testing_ext.faults import faults_of_text
 
-from .values import Gpus, Repeat, ShakeSpec, ShardSpec, Shuffle
+from .values import Gpus, Repeat, ShardSpec, Shuffle
 
 
 def read_shard(text: str) -> ShardSpec:
@@ -108,26 +106,3 @@ def read_shuffle(text: str) -> int | Shuffle | None:
         return Shuffle.RANDOM if read_boolean(text) else None
     except ValueError:
         raise ValueError(f"{text!r} is not a seed, true or false") from None
-
-
-def read_shake(text: str) -> ShakeSpec:
-    """A number of runs, and the seed of the first of them: `20` or `20:7`."""
-    runs, colon, seed = text.partition(":")
-    if not runs.isdecimal() or int(runs) < 1 or (colon and not seed.isdecimal()):
-        raise ValueError(f"{text!r} is not a number of runs such as 20, or runs and a seed such as 20:7")
-    return ShakeSpec(int(runs), int(seed) if colon else None)
-
-
-def read_sweep(text: str) -> str:
-    """Faults without rank and point, as `@fault_sweep` takes them: `kill, stop(2)`."""
-    faults = faults_of_text(text)
-    for fault in faults:
-        if fault.rank is not None or fault.at is not None:
-            raise ValueError(f"{fault}: leave out rank and point: all are tried")
-    return ", ".join(dict.fromkeys(map(str, faults)))
-
-
-def read_sanitizer_kinds(text: str) -> str:
-    """Kinds of checks of the sanitizer, separated by commas."""
-    read_kinds(text)
-    return text

@@ -79,28 +79,6 @@ class CountAs(enum.Enum):
     FAIL = "fail"
 
 
-class OrderHazard(enum.Enum):
-    """The outcome of a test whose ranks issued collectives in opposite orders, and passed."""
-
-    WARN = "warn"
-    FAIL = "fail"
-
-
-class SweepPoints(enum.Enum):
-    """The points at which the faults of a run are tried."""
-
-    CALLS = "calls"
-    STEPS = "steps"
-    ALL = "all"
-
-
-class SweepFail(enum.Enum):
-    """The ends with a fault of the run that fail a test."""
-
-    NOTHING = "nothing"
-    HANG = "hang"
-
-
 class Repeat(enum.Enum):
     """A number of repetitions that is not known before the run."""
 
@@ -111,18 +89,6 @@ class Shuffle(enum.Enum):
     """A random order without a seed of the user."""
 
     RANDOM = "random"
-
-
-@dataclass(frozen=True)
-class ShakeSpec:
-    """Runs of every test with random delays. Each run has the seed after that of the run before it."""
-
-    runs: int
-    # The run chooses one, unless the user has.
-    seed: int | None = None
-
-    def __str__(self) -> str:
-        return str(self.runs) if self.seed is None else f"{self.runs}:{self.seed}"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests.notes import take_left_running, take_notes
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._tests.sweep_reports import SweepReport
-from torch_testing_ext.launch import Cause, accounts, device_memory, launch_settings
+from torch_testing_ext.launch import Cause, accounts, device_memory
+from torch_testing_ext.launch.aspects.faults import SWEEP
 from torch_testing_ext.runner.model import DeviceMemory, TestEnd
 
 from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
@@ -109,7 +110,7 @@ NO_RANKS = "it has no ranks that a fault can end: use MultiProcessTestCase, or @
 
 def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport | None:
     """The report on the faults of a test; in a sweep of the run with the names in the code, or why it has no faults."""
-    is_of_run = launch_settings.read_settings().sweep is not None
+    is_of_run = SWEEP.value() is not None
     for report in noted:
         if report.cells:
             # Elsewhere other tests of the file may reach them.

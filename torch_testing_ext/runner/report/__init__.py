@@ -45,7 +45,7 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     """All reporters of a run. The console is the last, so that the warnings of others appear above its last line."""
     terminal = TerminalStream(stream)
     status = None
-    if is_terminal(stream, environ) and not options.pdb:
+    if is_terminal(stream, environ) and not options.takes_terminal:
         status = make_status(terminal, options.policy)
     command = run_again.command(options)
     console = _make_console(status or terminal, options, stream, environ, options.policy, command)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from torch_testing_ext.launch.aspects.lanes import PERFETTO
 from torch_testing_ext.runner.events import Reporter
 
 from .recorder import FileReport
@@ -33,7 +34,7 @@ def html(request: ReportRequest) -> Reporter | None:
 
 def perfetto(request: ReportRequest) -> Reporter | None:
     """The run as a trace for Perfetto, with `--perfetto`."""
-    file = request.options.perfetto
+    file = request.options.value(PERFETTO)
     if file is None:
         return None
     from . import perfetto

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._collectives.worlds.world_views import WorldView, describe_world
+from torch_testing_ext._collectives.worlds.world_views import WorldView
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count, size_in_words
 from torch_testing_ext._tests.outcomes import TestOutcome
@@ -219,7 +219,7 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
         ("torch", header.torch),
         ("Python", header.python),
         ("devices", header.devices),
-        ("world", "" if header.world is None else describe_world(header.world)),
+        *header.facts.items(),
     ]
     return [(name, value) for name, value in facts if value]
 

@@ -25,6 +25,7 @@ from torch_testing_ext._process import file_reads, messages
 from torch_testing_ext._process.project_folder import SETTINGS_FILES
 from torch_testing_ext._process.terminal_variables import is_of_terminal
 from torch_testing_ext._process.words import grouped
+from torch_testing_ext.launch.aspects.fake_accelerators import ACCELERATORS
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 
@@ -370,7 +371,7 @@ def key_of_run(options: Options, root: Path) -> str:
     """A hash of all else that decides which tests are found, and what they need."""
     machine = [
         options.gpus,
-        options.fake_accelerators,
+        options.value(ACCELERATORS),
         options.ranks_per_gpu,
         options.jobs,
         bool(options.marks),

@@ -10,10 +10,11 @@ from torch_testing_ext._machine.device_needs import DeviceFacts, facts_of_chosen
 from torch_testing_ext._machine.device_sharing import RANKS_PER_GPU, shared_backend, why_too_many
 from torch_testing_ext._machine.nvml import Gpu, nvlinks
 from torch_testing_ext._machine.visible_devices import bare_uuid, by_uuid, identity_of_device, masks_for, visible_names
-from torch_testing_ext._process import setting_names
+from torch_testing_ext._process.setting_names import FAKE_DEVICES
 from torch_testing_ext._process.words import nearest
+from torch_testing_ext.launch.aspects.fake_accelerators import ACCELERATORS
 from torch_testing_ext.runner.model import Lease, NodeOfRun
-from torch_testing_ext.runner.options import Gpus, Options, UsageError
+from torch_testing_ext.runner.options import Action, Gpus, Options, UsageError
 
 # The same as in launch/environment.py, which is slow to import.
 
@@ -51,6 +52,11 @@ class Inventory:
         return self.most_at_once * self.ranks_per_device
 
 
+def planned_devices(options: Options) -> int | None:
+    """The number of devices to plan with, whatever there are: a schedule needs their number alone."""
+    return options.value(ACCELERATORS) if options.action is Action.DRY_RUN else None
+
+
 def make_inventory(
     options: Options,
     environ: Mapping[str, str],
@@ -66,8 +72,9 @@ def make_inventory(
     `nccl`: the version of NCCL. `backend`: their own. Raises UsageError if --gpus names devices that are not visible,
     or if --ranks-per-gpu wants more ranks than a device can have.
     """
-    if options.planned_devices is not None:
-        names = tuple(map(str, range(options.planned_devices)))
+    planned = planned_devices(options)
+    if planned is not None:
+        names = tuple(map(str, range(planned)))
         inventory = _chosen(options.gpus, Inventory(names, kind, fake=True))
     elif kind is None or not count:
         inventory = _chosen(options.gpus, Inventory())
@@ -180,4 +187,4 @@ def environment_of(lease: Lease, inventory: Inventory) -> dict[str, str]:
         sharing[RANKS_PER_GPU] = str(inventory.ranks_per_device) if lease.shared_by else ""
     if not inventory.fake:
         return {**masks_for(lease.devices, inventory.kind), **sharing}
-    return {**masks_for((), inventory.kind), **sharing, setting_names.FAKE_DEVICES: ",".join(lease.devices)}
+    return {**masks_for((), inventory.kind), **sharing, FAKE_DEVICES: ",".join(lease.devices)}

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._machine.device_needs import why_not
 from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, Test, TestEnd, TestId, Unit
-from torch_testing_ext.runner.options import Options, Rerun, UsageError
+from torch_testing_ext.runner.options import Options, Rerun
 
 from .inventory import Inventory
 from .unit_queue import Priority, no_preference
@@ -50,25 +49,6 @@ class Plan:
             if unit.repetition == 0:
                 tests += unit.tests
         return tuple(sorted(tests, key=place))
-
-
-def in_world(tests: list[Test], size: int | None) -> list[Test]:
-    """The tests as they run with --world: none needs devices, and those without ranks are skipped."""
-    if size is None:
-        return tests
-    if tests and not any(test.has_ranks or test.is_whole_world for test in tests):
-        raise UsageError(
-            f"--world {size}: none of the selected tests has ranks. Name tests of MultiProcessTestCase, with "
-            f"pytest.mark.world_size or the like, or leave out --world"
-        )
-    changed = []
-    for test in tests:
-        if test.has_ranks or test.is_whole_world:
-            changed.append(dataclasses.replace(test, world_size=size, devices=0, shared_by=0))
-        else:
-            skip = test.skip or not_in_world(size, HAS_NO_RANKS)
-            changed.append(dataclasses.replace(test, skip=skip))
-    return changed
 
 
 def plan(

@@ -4,7 +4,9 @@ import os
 import re
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from kit.files import subject
@@ -14,11 +16,19 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import ALL, DEFAUL
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sanitize
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import launch_settings
+from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.attempts import ProcessHost, RankAttempt, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
+from torch_testing_ext.launch.verdict import Case
 
 ROOT = Path(__file__).parents[4]
 
 
 MANY_STEPS = subject(__file__, "many_steps.py")
+
+
+class ProcessRanks(ProcessHost):
+    kind = HostKind.FRESH
 
 
 class SanitizeOptionsTest(unittest.TestCase):
@@ -34,7 +44,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         with self.assertRaisesRegex(
             ValueError, "SANITIZE='nans' is not valid; use kinds .*: calls, order, .*, default"
         ):
-            launch_settings.read_settings({"TORCH_TESTING_EXT_SANITIZE": "nans"})
+            launch_settings.check_settings({"TORCH_TESTING_EXT_SANITIZE": "nans"})
 
     def test_the_decorator_has_to_be_called(self):
         with self.assertRaisesRegex(ValueError, "has to be called"):
@@ -52,17 +62,22 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(kinds_of_test(T("test_other")), ("poison",))
 
     def test_settings(self):
-        found = launch_settings.read_settings(
-            {
-                "TORCH_TESTING_EXT_SANITIZE": "nan",
-                "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
-                "TORCH_TESTING_EXT_SHAKE": "7",
-            }
-        ).for_ranks(["poison"])
+        chosen = {
+            "TORCH_TESTING_EXT_SANITIZE": "nan",
+            "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
+            "TORCH_TESTING_EXT_SHAKE": "7",
+        }
+        plan = TestPlan(Case("a test"), 2, kinds=["poison"])
+        with mock.patch.dict(os.environ, chosen):
+            attempt = RankAttempt(ProcessRanks(), plan, ASPECTS)
+            attempt.prepare()
+        found = attempt.sanitize
         self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
         self.assertTrue(found.fails_for_order)
         self.assertEqual(found.shake, 7)
-        self.assertFalse(launch_settings.read_settings({}).for_ranks())
+        attempt = RankAttempt(ProcessRanks(), replace(plan, kinds=()), ASPECTS)
+        attempt.prepare()
+        self.assertFalse(attempt.sanitize)
 
     @pytest.mark.slow
     def test_replicas_that_are_not_compared_any_more(self):
@@ -147,7 +162,7 @@ MISMATCH = subject(__file__, "mismatch.py")
 CROSSED = subject(__file__, "crossed_groups.py")
 TALKATIVE = """
 import unittest, sys
-from torch_testing_ext._process.notes import warn_user
+from torch_testing_ext._tests.notes import warn_user
 class T(unittest.TestCase):
     def say(self, number):
         warn_user("ranks are slow", f"of Thread-{number}")

@@ -31,6 +31,7 @@ from torch_testing_ext._torch.devices import build_options
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import cli
 from torch_testing_ext.runner.model import ExitCode
+from torch_testing_ext.runner.scheduling.inventory import planned_devices
 
 COMPILER = Path(__file__).parent / "subjects" / "compiler.sh"
 
@@ -321,12 +322,12 @@ class RunnerOptionTest(BuildingCase):
     def test_a_run_starts_them(self) -> None:
         code, run, start = self.main("--fake-accelerators=4")
         start.assert_called_once_with(4)
-        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, None))
+        self.assertEqual((code, planned_devices(run.call_args.args[0])), (0, None))
 
     def test_a_plan_needs_their_number_alone(self) -> None:
         code, run, start = self.main("--dry-run", "--fake-accelerators=32")
         start.assert_not_called()
-        self.assertEqual((code, run.call_args.args[0].planned_devices), (0, 32))
+        self.assertEqual((code, planned_devices(run.call_args.args[0])), (0, 32))
 
     def test_a_refusal_is_one_line(self) -> None:
         errors = io.StringIO()

@@ -26,7 +26,7 @@ from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext._testing.bases import spawned_functions
 from torch_testing_ext.common_distributed import collectives_may_differ
 from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.launch.aspects import devices
+from torch_testing_ext.launch import device_leases
 from torch_testing_ext.ranks import run_script, spawn
 
 TIMEOUT = 60
@@ -211,7 +211,7 @@ class DevicesTest(TestCase):
             tempfile.TemporaryDirectory() as folder,
             mock.patch.multiple(accelerators, device_uuids=tuple, **of_machine),
             mock.patch.dict(os.environ, {DEVICES_OF_RUN: setting, LEASE_FOLDER: folder}),
-            devices.variables_of(spawned_functions.need_of_devices(*arguments)) as environ,
+            device_leases.variables_of(spawned_functions.need_of_devices(*arguments)) as environ,
         ):
             leased = environ.pop(LEASED, "")
             return len(leased.split(",")) if leased else environ
@@ -240,7 +240,7 @@ class DevicesTest(TestCase):
 
     def test_ranks_have_the_masks(self):
         masks = contextlib.nullcontext({"CUDA_VISIBLE_DEVICES": "none"})
-        with mock.patch.object(devices, "variables_of", lambda *_: masks):
+        with mock.patch.object(device_leases, "variables_of", lambda *_: masks):
             spawn(see_devices, 1)
 
 

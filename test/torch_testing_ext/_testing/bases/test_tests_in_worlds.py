@@ -10,8 +10,8 @@ import world_tests_subject as subject
 from kit.outcomes import outcome_of
 
 from torch_testing_ext._collectives.worlds import world_views
-from torch_testing_ext._process import setting_names
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch.aspects.world import SIZE
 
 LINES = Path(subject.__file__).read_text().splitlines()
 
@@ -31,7 +31,7 @@ class TestsInWorldsTest(unittest.TestCase):
         self.addCleanup(noted.stop)
 
     def run_in(self, size, cls, name):
-        with unittest.mock.patch.dict(os.environ, {setting_names.WORLD: str(size)}):
+        with unittest.mock.patch.dict(os.environ, {SIZE.name: str(size)}):
             return outcome_of(cls(name))
 
     def assertPasses(self, size, cls, name):

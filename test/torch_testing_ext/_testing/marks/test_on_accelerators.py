@@ -32,7 +32,7 @@ from torch_testing_ext._testing.marks import (
     skips,
     skips_by_architecture,
 )
-from torch_testing_ext.launch.aspects import devices as leases
+from torch_testing_ext.launch import device_leases as leases
 from torch_testing_ext.launch.attempts import RanksEnd
 from torch_testing_ext.ranks import run_script, spawn
 

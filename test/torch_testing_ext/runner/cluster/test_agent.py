@@ -43,7 +43,6 @@ from torch_testing_ext.runner.cluster.node_environment import facts_of_machine
 from torch_testing_ext.runner.cluster.remote_node import JoiningNode
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
-from torch_testing_ext.runner.options import OrderHazard, ShakeSpec
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 
 KINDS = subject(__file__, "kinds_of_ends.py")
@@ -166,7 +165,7 @@ class OptionsOnNodesTest(unittest.TestCase):
                 def test_method(self): show()
                 def test_fails(self): self.fail()
         """
-        chosen = {"sanitize": "calls", "sanitize_order": OrderHazard.FAIL, "shake": ShakeSpec(1, 7), "marks": ("slow",)}
+        chosen = {"sanitize": "calls", "sanitize_order": "fail", "shake": "1:7", "marks": ("slow",)}
         with Nodes("a", **chosen) as nodes:
             (nodes.root / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
             ran = nodes.run(nodes.write(source))

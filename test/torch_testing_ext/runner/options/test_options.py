@@ -14,7 +14,7 @@ from kit.files import FolderCase
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.project_settings import RUNNER_PREFIX
 from torch_testing_ext.launch import launch_settings
-from torch_testing_ext.runner import rank_settings, run_again
+from torch_testing_ext.runner import aspects_of_run, run_again
 from torch_testing_ext.runner.options import (
     OPTION_TABLE,
     Action,
@@ -22,7 +22,6 @@ from torch_testing_ext.runner.options import (
     Level,
     Options,
     Rerun,
-    ShakeSpec,
     ShardSpec,
     Shuffle,
     UsageError,
@@ -51,7 +50,7 @@ class CommandLineTest(OptionsCase):
         options = self.options("--world", "1024")
         self.assertEqual(options.world, 1024)
         self.assertIn(" --world 1024", run_again.command(options))
-        self.assertEqual(rank_settings.of_ranks(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
+        self.assertEqual(aspects_of_run.variables(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
         self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
         for words in (
             ("--pdb",),
@@ -88,7 +87,7 @@ class CommandLineTest(OptionsCase):
             (("--repeat", "3"), "repeat", 3),
             (("--stress-count=3",), "repetitions", 3),
             (("--repeat=until-failure",), "endless", True),
-            (("--shake", "3:7"), "shake", ShakeSpec(3, 7)),
+            (("--shake", "3:7"), "shake", "3:7"),
             (("--shake", "3"), "repetitions", 3),
             (("--trace",), "trace", True),
             (("--trace",), "jobs", 1),
@@ -424,9 +423,9 @@ class LayersTest(OptionsCase):
         self.assertRefused("pyproject.toml cannot be read")
 
     def test_ranks_accept_the_variables_of_the_runner(self):
-        launch_settings.read_settings({RUNNER_PREFIX + "JOBS": "3"})
+        launch_settings.check_settings({RUNNER_PREFIX + "JOBS": "3"})
         with self.assertRaises(ValueError):
-            launch_settings.read_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
+            launch_settings.check_settings({"TORCH_TESTING_EXT_RUNJOBS": "3"})
 
     def test_show(self):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 2\n")

@@ -327,11 +327,12 @@ class WholeWorldTest(unittest.TestCase):
         self.assertEqual(calls[0]["args"]["bytes"], 2048)
 
     def test_json_and_junit(self):
-        history = history_of([finished_in_world(8)], header=RunHeader(world=8))
+        facts = {"world": "whole world: 8 ranks for each test, without communication"}
+        history = history_of([finished_in_world(8)], header=RunHeader(facts=facts))
         (test,) = json_results.json_document(history)["tests"]
         (world,) = test["attempts"][0]["worlds"]
         self.assertEqual((world["size"], world["block"], world["traffic"][0][1]), (8, 2, 2048))
-        self.assertEqual(json_results.json_document(history)["header"]["world"], 8)
+        self.assertEqual(json_results.json_document(history)["header"]["facts"], facts)
         junit = render_junit(history)
         self.assertIn('name="world" value="whole world: 8 ranks for each test, without communication"', junit)
         self.assertIn("whole world of 8 ranks in 2 classes: 15 calls, 5 KiB sent, longest chain 2", junit)

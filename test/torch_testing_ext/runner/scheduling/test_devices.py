@@ -93,7 +93,7 @@ class EnvironmentTest(unittest.TestCase):
     def test_fake_devices_are_named_and_real_ones_hidden(self):
         environ = environment_of(Lease(("0", "3")), Inventory(("0", "1", "2", "3"), "cuda", fake=True))
         self.assertEqual(environ[FAKE_DEVICES], "0,3")
-        self.assertIn(FAKE_DEVICES, launch_settings.KNOWN_SETTINGS)
+        self.assertIn(FAKE_DEVICES, launch_settings.known_names())
         self.assertEqual(environ["CUDA_VISIBLE_DEVICES"], "-1")
         self.assertEqual(set(environment_of(Lease(), Inventory(fake=True))), {FAKE_DEVICES})
 

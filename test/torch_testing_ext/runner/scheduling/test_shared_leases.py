@@ -65,7 +65,7 @@ class T(unittest.TestCase):
 LEASES_AGAIN = """
 import unittest
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
-from torch_testing_ext.launch.aspects.devices import variables_of
+from torch_testing_ext.launch.device_leases import variables_of
 from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
 class T(unittest.TestCase):
     @skip_if_lt_x_gpu(1)

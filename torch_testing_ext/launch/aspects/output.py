@@ -1,0 +1,55 @@
+"""The output of ranks: whether it is shown while they run, and where their files stay."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from torch_testing_ext._process.declarations import Option, Setting, either
+from torch_testing_ext._process.setting_readers import read_boolean
+from torch_testing_ext.launch.aspect import Aspect
+from torch_testing_ext.launch.host_kinds import HostKind
+from torch_testing_ext.launch.start_settings import LOGS
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
+    from torch_testing_ext.launch.jobs import Job
+
+
+STREAM = Setting("TORCH_TESTING_EXT_STREAM", "0 or 1", either("0", "1"), False)
+SHOWN = Option(
+    "stream",
+    "output",
+    read_boolean,
+    "show the output of tests while they run",
+    kind=bool,
+    default=False,
+    setting=STREAM,
+    variable=STREAM.name,
+    also=("-s", "--no-capture"),
+)
+
+
+class OutputOfRanks(Aspect):
+    """Shows the output of ranks while they run, if the user wants that."""
+
+    name = "output"
+    is_always_on = False
+    gaps = MappingProxyType(
+        {
+            HostKind.OWN: "the class starts its ranks, which write where it writes",
+            HostKind.THREADS: "threads write where their process writes",
+            HostKind.TORCHRUN: "what torchrun and its ranks write is shown when they have ended",
+            HostKind.LAUNCHED: "the launcher shows what its processes write",
+        }
+    )
+    options = (SHOWN,)
+    settings = (LOGS,)
+
+    def complete_job(self, attempt: RankAttempt, job: Job) -> Job:
+        from dataclasses import replace
+
+        return replace(job, stream=STREAM.value())
+
+
+OUTPUT = OutputOfRanks()
