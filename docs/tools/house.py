@@ -37,16 +37,16 @@ STORIES = ("A rank raises", "A worker is killed", "A function with `world_size` 
 # has those of the stories, next to their files.
 LIMITS: Mapping[str, int] = {
     "files that name sweeps": 16,
-    "files that name faults": 64,
-    "files that name the sanitizer": 58,
-    "files that name worlds": 80,
+    "files that name faults": 63,
+    "files that name the sanitizer": 59,
+    "files that name worlds": 75,
     "files that name the debugger": 26,
     "modules that make attempts of tests": 2,
     "hosts with a judge of their own": 4,
     "sections under a ruler": 88,
     "global statements": 10,
     "files outside _torch/ that know torch's inside": 0,
-    "syntax nodes": 473_500,
+    "syntax nodes": 474_500,
 }
 
 # A title between two rulers, or after a short one.
@@ -93,7 +93,7 @@ def count(sources: Sequence[Source], tour: str) -> dict[str, int]:
         f"files outside {torch_names.KNOWS_TORCH} that know torch's inside": len(
             {line.partition(":")[0] for line in torch_names.outside({source.name: source.tree for source in sources})}
         ),
-        "syntax nodes": len(nodes),
+        "syntax nodes": 474_500len(nodes),
     }
 
 

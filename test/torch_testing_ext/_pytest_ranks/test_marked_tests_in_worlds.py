@@ -36,7 +36,7 @@ class UnderPytestTest(PytestCase):
 
     def test_bad_input(self):
         for words, said in (
-            (("--world", "0"), "'0' is not a number of ranks: 1, 2, 3 ..."),
+            (("--world", "0"), "'0' is not a whole number of at least 1"),
             (("--world", "2", "--fake-accelerators", "2"), "--world and --fake-accelerators cannot be combined"),
         ):
             run = run_pytest({"test_w.py": ""}, *words)

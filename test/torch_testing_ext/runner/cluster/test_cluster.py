@@ -214,7 +214,7 @@ class TestWithoutCluster(ClusterCase):
     @pytest.mark.slow
     def test_contradictions(self):
         cases = {
-            ("--fake-accelerators=2",): "--cluster and --fake-accelerators cannot be combined",
+            ("--fake-accelerators=2",): "--fake-accelerators and --cluster cannot be combined",
             ("--gpus=2",): "--cluster and --gpus cannot be combined",
             ("--cluster-nodes=0",): "not a whole number",
         }

@@ -53,8 +53,6 @@ class CommandLineTest(OptionsCase):
         self.assertEqual(aspects_of_run.variables(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
         self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
         for words in (
-            ("--pdb",),
-            ("--trace",),
             ("--shake", "2"),
             ("--sanitize",),
             ("--cluster", "auto"),
