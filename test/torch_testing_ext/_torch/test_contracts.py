@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from contract import contract, error_of, fake_world, in_own_process, two_groups, world_of_one
+from contract import BrokenContract, contract, error_of, fake_world, in_own_process, two_groups, world_of_one
+from mutations import MUTATIONS
 
 import torch_testing_ext
 from torch_testing_ext._torch import compiler_state, replacing, torch_frames, training
@@ -117,7 +118,7 @@ class Heard:
 
     def before(self, spec, args):
         issuer = torch_frames.issuer_of(sys._getframe(1))
-        op = operation_hook.reduce_op_of(spec, args)
+        op = operation_hook.hook.reduce_op_of(spec, args)
         name = issuer.f_code.co_name
         self.before_them.append((spec.kind, op, operation_hook.group_of(spec, args), name))
         self.is_by_distributed = torch_frames.is_called_by_distributed(issuer)
@@ -132,9 +133,9 @@ class Heard:
 
 def hooked():
     world_of_one()
-    operation_hook.install()
+    operation_hook.hook.install()
     heard = Heard()
-    operation_hook.listen(heard)
+    operation_hook.hook.listener = heard
     return heard
 
 
@@ -701,7 +702,7 @@ def test_waits_go_through_methods():
             heard.append("chained")
 
     world_of_one()
-    watched_waits.watch_waits(lambda work: heard.append("wait"), None, Futures())
+    watched_waits.hooks.tell(watched_waits.WaitListener(lambda work: heard.append("wait"), None, Futures()))
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     future = work.get_future()
@@ -1000,3 +1001,22 @@ def test_arguments_in_worlds():
     for name in ("get", "wait", "multi_get"):
         method = getattr(dist.Store, name)
         assert re.search(r"\(self[^,]*, (arg0|keys?): ", method.__doc__), method.__doc__.splitlines()[:3]
+
+
+# -- that they notice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", MUTATIONS)
+@in_own_process
+def test_changes_are_noticed(change):
+    if change == "a private method is renamed" and not (2, 13) <= VERSION < (2, 15):
+        return
+    mutate, name, arguments = MUTATIONS[change]
+    mutate()
+    schemas.cache_clear()
+    with pytest.raises(BrokenContract) as caught:
+        globals()[name](**arguments)
+    assert "This affects " in str(caught.value)
+    # Not by an error of the change itself.
+    assert not re.search(r"(Attribute|Type|Name)Error", str(caught.value)), caught.value
