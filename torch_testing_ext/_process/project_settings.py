@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 SECTION = "torch_testing_ext"
+# As the command is called.
+_MISTAKEN = "torchtest"
 # A variable of the runner begins with it, and has the same meaning in the processes of tests.
 RUNNER_PREFIX = "TORCH_TESTING_EXT_RUN_"
 
@@ -31,7 +33,10 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
         text = file.read_text(encoding="utf-8") if file.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read: {error}") from None
-    if f"tool.{SECTION}" not in text.replace(" ", ""):
+    without_spaces = text.replace(" ", "")
+    if f"tool.{_MISTAKEN}]" in without_spaces:
+        raise SettingsError(f"{file} has [tool.{_MISTAKEN}]: write [tool.{SECTION}]")
+    if f"tool.{SECTION}" not in without_spaces:
         return None
     try:
         tool = read_toml(text).get("tool", {})

@@ -45,11 +45,6 @@ RANKS = "ranks"
 PLUGIN = f"{__name__.partition('.')[0]}.pytest_plugin"
 
 
-SIGNATURE = (
-    "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function')"
-)
-
-
 # The name of the parameter by which a list of sizes becomes several tests.
 PARAMETER = "_world_size_of_mark"
 
@@ -141,9 +136,7 @@ PLACE: pytest.StashKey[str] = pytest.StashKey()
 
 def sizes_of(mark: pytest.Mark) -> list[int]:
     """The world sizes of a mark, one or several. Raises BadMark."""
-    if len(mark.args) != 1:
-        raise BadMark(f"the mark needs one argument, a world size or a list of them: {SIGNATURE}")
-    (given,) = mark.args
+    given = _given_sizes(mark)
     sizes = list(given) if isinstance(given, (list, tuple)) else [given]
     if not sizes:
         raise BadMark("the list of world sizes is empty: no test would run. Give at least one number")
@@ -158,12 +151,22 @@ def sizes_of(mark: pytest.Mark) -> list[int]:
     return sizes
 
 
+def _given_sizes(mark: pytest.Mark) -> Any:
+    """The argument `size` of a mark. Raises BadMark."""
+    sizes = [*mark.args, *(value for name, value in mark.kwargs.items() if name == "size")]
+    if len(sizes) == 1:
+        return sizes[0]
+    if NAME in mark.kwargs and not sizes:
+        raise BadMark(f"it has no argument {NAME}. Write @pytest.mark.{NAME}({mark.kwargs[NAME]!r})")
+    raise BadMark(f"the mark needs one argument, a world size or a list of them: @pytest.mark.{NAME}(2)")
+
+
 def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> RankSpec:
     """Check the keywords of a mark. Raises BadMark.
 
     `default`: the project's setting, for a mark that says neither devices nor backend.
     """
-    unknown = sorted(keywords.keys() - set(_KEYWORDS))
+    unknown = sorted(keywords.keys() - {"size", *_KEYWORDS})
     if unknown:
         raise BadMark(f"it has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
     backend = _checked_backend(keywords.get("backend"))
@@ -188,7 +191,16 @@ def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> Rank
     )
 
 
+# torch brings them.
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
+
+
 def _checked_backend(backend: Any) -> str | None:
+    if isinstance(backend, str) and backend:
+        # One that torch does not bring may be that of an extension, which is not loaded yet.
+        alike = nearest(backend, _BACKENDS) if backend.isidentifier() and backend.lower() not in _BACKENDS else ""
+        if alike:
+            raise BadMark(f"backend is {backend!r}.{alike}")
     if backend is None or (isinstance(backend, str) and backend):
         return backend
     raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
@@ -235,10 +247,12 @@ def scope_node(item: Any, spec: RankSpec) -> Any:
 def expand_world_sizes(metafunc: pytest.Metafunc) -> None:
     """Make one test for each world size of a list. A mark that is wrong is refused later, with every other fault."""
     mark = metafunc.definition.get_closest_marker(NAME)
-    if mark is None or not mark.args or not isinstance(mark.args[0], (list, tuple)):
+    if mark is None:
         return
     try:
         sizes = sizes_of(mark)
+        if not isinstance(_given_sizes(mark), (list, tuple)):
+            return
     except BadMark:
         return
     metafunc.fixturenames.append(PARAMETER)
@@ -254,7 +268,9 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
             remedy = f"Mark it: @pytest.mark.{NAME}(2); a class with ranks of its own has the decorator @faults"
             raise BadMark(f"it has faults, but no ranks of the plugin. {remedy}")
         if DIST_ENV in _ours(item):
-            raise BadMark(f"the test uses {DIST_ENV}, which exists only in ranks. Add @pytest.mark.{NAME}(2)")
+            typos = [own.name for own in item.iter_markers() if nearest(own.name, [NAME])]
+            typo = f" (it has the mark {typos[0]}: a typo?)" if typos else ""
+            raise BadMark(f"the test uses {DIST_ENV}, which exists only in ranks. Add @pytest.mark.{NAME}(2){typo}")
         return None
     own_marks = [own for own in item.own_markers if own.name == NAME]
     if len(own_marks) > 1:
@@ -295,7 +311,9 @@ def size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
             "of a unittest.TestCase, and to a test that a hook marks after collection"
         )
     if size is not None and size not in sizes:
-        raise BadMark(f"the test was collected for {NAME}={size}, but a mark that was added later says {mark.args[0]}")
+        raise BadMark(
+            f"the test was collected for {NAME}={size}, but a mark that was added later says {_given_sizes(mark)}"
+        )
     return sizes[0] if size is None else size
 
 
@@ -461,25 +479,29 @@ def _read_into_stash(item: Any, marks: _Marks) -> str:
     if not isinstance(item, pytest.Function):
         names = [mark.name for mark in marks if mark.name in _OURS]
         kind = type(item).__name__
-        return _fault(names[0], f"a {kind} cannot run in ranks, only functions and methods can") if names else ""
+        return (
+            _fault(f"@pytest.mark.{names[0]}: a {kind} cannot run in ranks, only functions and methods can")
+            if names
+            else ""
+        )
     try:
         spec = spec_of(item)
     except BadMark as error:
-        return _fault(NAME, error)
+        return _fault(error)
     if spec is not None:
         item.stash[SPEC] = spec
     try:
         standalone = standalone_of(item)
     except BadMark as error:
-        return _fault(_STANDALONE, error)
+        return _fault(error)
     if standalone is not None:
         item.stash[STANDALONE] = standalone
     return ""
 
 
-def _fault(mark: str, why: object) -> str:
+def _fault(why: object) -> str:
     text = str(why)
-    return f"@pytest.mark.{mark}: {text}" + "." * (not text.endswith((".", "?")))
+    return text + "." * (not text.endswith((".", "?", ")")))
 
 
 def were_read(item: Any) -> bool:

@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 def note_refusal(item: Any, why: str) -> NoReturn:
-    raise Refused(f"{_without_parameters(item)}: {why}")
+    raise Refused(_with_place(why, item))
 
 
 def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
@@ -30,9 +30,10 @@ def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
         return
     else:
         during = "its set-up" if made.when == "setup" else "its call"
-        text = (
-            f"{_without_parameters(item)}: @pytest.mark.{NAME} or standalone was added during {during}, which is "
-            f"too late. Add it in pytest_collection_modifyitems or in pytest_runtest_setup"
+        text = _with_place(
+            f"@pytest.mark.{NAME} or standalone was added during {during}, which is too late. Add it in "
+            f"pytest_collection_modifyitems or in pytest_runtest_setup",
+            item,
         )
     made.outcome, made.longrepr = "failed", text
     # A refusal is not what was expected to fail.
@@ -42,8 +43,8 @@ def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
     made.is_refused_again = first != item.nodeid
 
 
-def _without_parameters(item: Any) -> str:
-    """The node id of a test, the same for all of its parameters."""
-    place = item.nodeid.removesuffix(item.name)
+def _with_place(why: str, item: Any) -> str:
+    """The cause, and the line of the test: the same text for all of its parameters."""
+    file, line, _ = item.location
     name = getattr(item, "originalname", None) or item.name
-    return f"{place}{name}"
+    return f"{why}\n\n{file}:{(line or 0) + 1}: {name}"

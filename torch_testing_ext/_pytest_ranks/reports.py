@@ -88,7 +88,7 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
         "",
         title,
         text,
-        "" if report.when == "call" else _PHASES.get(report.when, ""),
+        "" if report.when == "call" or getattr(error, "is_refusal", False) else _PHASES.get(report.when, ""),
         is_of_ranks,
         cause=launch.cause_in(title) if error is None else launch.cause_of(error),
         failure=getattr(error, "failure", None),
@@ -97,6 +97,8 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
 
 
 def _title(report: Any, error: BaseException | None) -> str:
+    if getattr(error, "is_refusal", False):
+        return str(error).partition("\n")[0]
     if error is not None and not isinstance(error, pytest.FixtureLookupError):
         return launch.summarize(error)
     lines = report.longreprtext.splitlines()

@@ -31,6 +31,10 @@ REFUSED = {
     "twice": ("@mark([2, 2])\ndef test_x(): ...", "contain one twice"),
     "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "the test has this mark twice"),
     "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "it has no argument device. Did you mean: devices?"),
+    "size_by_name": ("@mark(world_size=2)\ndef test_x(): ...", "Write @pytest.mark.world_size(2)"),
+    "size_twice": ("@mark(2, size=2)\ndef test_x(): ...", "needs one argument"),
+    "misspelt": ("@pytest.mark.wrld_size(2)\ndef test_x(dist_env): ...", "(it has the mark wrld_size: a typo?)"),
+    "misspelt_backend": ("@mark(2, backend='glo')\ndef test_x(): ...", "backend is 'glo'. Did you mean: gloo?"),
     "backend": ("@mark(2, backend=1)\ndef test_x(): ...", "backend is 1"),
     "devices": ("@mark(2, devices='all')\ndef test_x(): ...", "devices is 'all'"),
     "timeout": ("@mark(2, timeout=0)\ndef test_x(): ...", "timeout is 0"),
@@ -72,7 +76,7 @@ class RefusalsTest(PytestCase):
         self.assertEqual(run.code, 1, run.text)
         for name, (_, text) in REFUSED.items():
             with self.subTest(name=name):
-                found = re.search(rf"^test_{name}\.py::(?:T::)?test_x: @pytest.mark.world_size: (.*)$", run.text, re.M)
+                found = re.search(rf"^(.*)\n\ntest_{name}\.py:\d+: test_x$", run.text, re.M)
                 self.assertIsNotNone(found, run.text)
                 assert found is not None
                 self.assertIn(text, found.group(1))
@@ -81,8 +85,8 @@ class RefusalsTest(PytestCase):
             name: outcome for name, outcome in run.outcomes.items() if not name.removeprefix("T.").startswith("test_x")
         }
         self.assertEqual(rest, {"test_skipped": "skipped", "test_expected": "error", **parameters})
-        self.assertEqual(len(re.findall("^test_fine.py::test_parameters: ", run.text, re.M)), 1, run.text)
-        self.assertRegex(run.text, r"1 passed, 1 skipped, 1 deselected, \d+ errors, 3 refused")
+        self.assertEqual(len(re.findall(r"^test_fine.py:\d+: test_parameters$", run.text, re.M)), 1, run.text)
+        self.assertRegex(run.text, r"1 passed, 1 skipped, 1 deselected, 1 warning, \d+ errors, 3 refused")
 
     @pytest.mark.slow
     def test_marks_that_hooks_add_count_or_are_refused(self) -> None:

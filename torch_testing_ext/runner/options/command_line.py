@@ -54,9 +54,26 @@ ALIASES = frozenset(
 )
 
 
+# Of values that are not numbers, by the option's first flag.
+_EXAMPLES = {
+    "-k": ": a part of names, such as -k 'sum and not slow'",
+    "-m": ": an expression of marks, such as -m 'not slow'",
+    "--html": ": a file, such as --html report.html",
+    "--junitxml": ": a file, such as --junitxml report.xml",
+    "--shard": ": a part of a number of parts, such as --shard 1/3",
+    "--shake": ": a number of runs, such as --shake 20",
+    "--repeat": ": a number of runs, such as --repeat 20",
+    "--gpus": ": a number or a list, such as --gpus 0,2",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("ignored explicit argument", "it takes no value, such as")
+        flags, _, what = message.partition(": ")
+        if what == "expected one argument":
+            flag = flags.partition("/")[0]
+            message = f"{flag} needs a value{_EXAMPLES.get(flag, '')}"
         raise UsageError(f"{message} (--help lists the options)")
 
 

@@ -134,6 +134,9 @@ class CommandLineTest(OptionsCase):
             (("--cov=mine",), "--cov is an option of pytest: run torchtest under coverage.py, as its page says, or"),
             (("--", "--cov-report=html"), "--cov-report=html: run torchtest under coverage.py"),
             (("--", "-n", "4"), "-n: use -j N of torchtest"),
+            (("-m",), r"-m needs a value: an expression of marks, such as -m 'not slow'"),
+            (("--shake",), "--shake needs a value: a number of runs, such as --shake 20"),
+            (("--cache",), "--cache needs a value"),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
             (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
             (("--gpus", "0"), "--gpus: '0' is a number of GPUs: write '0,' for GPU 0, or 'none' for no GPU"),
@@ -419,6 +422,8 @@ class LayersTest(OptionsCase):
     def test_broken_toml(self):
         self.write("pyproject.toml", "[tool.torch_testing_ext\n")
         self.assertRefused("pyproject.toml cannot be read")
+        self.write("pyproject.toml", "[tool.torchtest]\njobs = 2\n")
+        self.assertRefused(r"pyproject.toml has \[tool.torchtest\]: write \[tool.torch_testing_ext\]")
 
     def test_ranks_accept_the_variables_of_the_runner(self):
         launch_settings.check_settings({RUNNER_PREFIX + "JOBS": "3"})
