@@ -31,7 +31,7 @@ class CIRunTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.project, self.tools, self.out = (Path(folder.name, name) for name in ("project", "tools", "out"))
         (self.project / ".ci").mkdir(parents=True)
-        for name in ("run", "failures.py", "constraints.txt"):
+        for name in ("run", "broken_contracts.py", "failures.py", "constraints.txt"):
             (self.project / ".ci" / name).write_bytes((ROOT / ".ci" / name).read_bytes())
         subprocess.run(["git", "init", "--quiet", self.project], check=True)
         self.tools.mkdir()
@@ -88,6 +88,33 @@ class CIRunTest(unittest.TestCase):
         code, lines = self.ran("test", main="false", test=self.counts(2, 0, 0), lint=1)
         self.assertEqual((code, lines[-1]), (0, "2 passed, 0 failed, 0 skipped"), lines)
         self.assertEqual(self.ran("tests")[0], 4)
+
+    def test_the_newest_torch_is_only_for_those_who_ask(self):
+        said = self.counts(1, 0, 0)
+        _, lines = self.ran(main=said, test=said, newest=self.counts(0, 1, 0))
+        self.assertEqual(lines[-1], "2 passed, 0 failed, 0 skipped", lines)
+        xml = (
+            '<testsuite><testcase classname="a.test_contracts" name="test_b"/>'
+            '<testcase classname="a.test_contracts" name="test_c[x]">'
+            '<failure message="contract.BrokenContract: It is so. This affects all."/></testcase>'
+            '<testcase classname="d.E" name="test_f"><failure message="no"/></testcase></testsuite>'
+        )
+        broken = f"""echo 'torch 9.1.0'; echo '{xml}' > "$CI_JUNIT"; {self.counts(1, 2, 0)}; false"""
+        code, lines = self.ran("newest", newest=broken)
+        self.assertEqual((code, lines[-1]), (1, "1 passed, 2 failed, 0 skipped"), lines)
+        row = (self.out / "newest.row").read_text()
+        self.assertRegex(row, r"^\| 9\.1\.0 \| 3\.\d+ \| broken: test_c\[x\], \d{4}-\d\d-\d\d; .* 1 fail \|$")
+        self.assertIn(
+            "- `a.test_contracts.test_c[x]`: It is so. This affects all.", (self.out / "newest.md").read_text()
+        )
+        good = f"""echo 'torch 9.1.0'; echo '{xml.partition("<testcase")[0]}</testsuite>' > "$CI_JUNIT"; {said}"""
+        self.ran("newest", newest=good)
+        self.assertFalse((self.out / "newest.md").exists())
+
+    def test_a_newest_torch_with_which_nothing_runs(self):
+        self.ran("newest", newest="false")
+        self.assertIn("no test ran", (self.out / "newest.row").read_text())
+        self.assertTrue((self.out / "newest.md").exists())
 
     def test_a_part_that_has_no_command_is_a_failure(self):
         code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")

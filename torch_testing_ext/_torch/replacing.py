@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch_testing_ext._torch.torch_frames import is_of_program, is_of_torch
@@ -321,8 +322,10 @@ def who_has_replaced_what() -> list[ReplacedFunction]:
 
 def _described(text: str, owner: Any, key: tuple[int, str]) -> ReplacedFunction:
     value = vars(owner).get(key[1])
-    purposes = [f"torch_testing_ext {TABLE[layer.purpose].why}" for layer in reversed(_layers.get(key, []))]
-    places = [_place_of(value)] if _is_of_program(value) else []
+    layers = _layers.get(key, [])
+    purposes = [f"torch_testing_ext {TABLE[layer.purpose].why}" for layer in reversed(layers)]
+    is_ours = bool(layers) and layers[-1].is_on_top
+    places = [_place_of(value)] if _is_of_program(value) and not is_ours else []
     return ReplacedFunction(text, (*places, *purposes), bool(places))
 
 
@@ -334,11 +337,11 @@ def _name_of(owner: Any) -> str:
 def _is_of_program(value: Any) -> bool:
     """Whether an attribute of torch is a function of the program, or one of its pretended objects."""
     code = getattr(value, "__code__", None)
-    if code is not None:
+    if isinstance(code, CodeType):
         return is_of_program(code.co_filename) and not is_of_torch(code.co_filename)
     return type(value).__module__ == "unittest.mock"
 
 
 def _place_of(value: Any) -> str:
     code = getattr(value, "__code__", None)
-    return "a mock" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return "a mock" if not isinstance(code, CodeType) else f"{code.co_filename}:{code.co_firstlineno}"

@@ -17,6 +17,7 @@ from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext._tests.source_files import is_harness
+from torch_testing_ext._torch import torch_frames
 from torch_testing_ext.launch.accounts import (
     ERROR_EXIT_CODE,
     LONGEST_DETAILS,
@@ -193,7 +194,18 @@ def related_to(error: BaseException) -> tuple[str, ...]:
     """A line for each exception of a group, and for each that the error was raised after."""
     _, *earlier = led_to(error)
     lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(exception)}" for exception in earlier)]
-    return tuple(lines[:_MOST_RELATED])
+    return tuple([*_replaced_around(error), *lines][:_MOST_RELATED])
+
+
+def _replaced_around(error: BaseException) -> Iterator[str]:
+    """A line for each function of torch that the program has replaced, if torch itself has raised the error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and torch_frames.is_of_torch(frames[-1].f_code.co_filename):
+        from torch_testing_ext._torch import replacing
+
+        for function in replacing.who_has_replaced_what():
+            if function.is_by_program:
+                yield f"with another {function.name} in this process, from {function.by[0]}"
 
 
 def _members_of(error: BaseException) -> Iterator[BaseException]:

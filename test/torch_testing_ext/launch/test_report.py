@@ -25,7 +25,7 @@ from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, kill
 from torch_testing_ext.launch import Cause, RankEnding, RankReport
-from torch_testing_ext.launch.account_writer import AccountWriter, summarize
+from torch_testing_ext.launch.account_writer import AccountWriter, related_to, summarize
 from torch_testing_ext.launch.accounts import (
     LONGEST_TEXT,
     RESERVED,
@@ -40,6 +40,32 @@ from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
+
+
+class ReplacedFunctionsTest(unittest.TestCase):
+    """An error that torch raises names the functions of torch that the program has replaced."""
+
+    def related(self, call):
+        try:
+            call()
+        except ValueError as error:
+            return related_to(error)
+        self.fail("it raised nothing")
+
+    def test_an_error_of_torch(self):
+        with mock.patch.object(dist, "is_mpi_available", lambda: False):
+            (line,) = self.related(dist.get_world_size)
+        self.assertRegex(
+            line, rf"^with another torch.distributed.is_mpi_available in this process, from {__file__}:\d+$"
+        )
+        self.assertEqual(self.related(dist.get_world_size), ())
+
+    def test_an_error_of_the_program(self):
+        def fail():
+            raise ValueError
+
+        with mock.patch.object(dist, "is_mpi_available", lambda: False):
+            self.assertEqual(self.related(fail), ())
 
 
 class InDirectory(unittest.TestCase):
