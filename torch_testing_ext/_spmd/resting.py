@@ -142,7 +142,7 @@ class Resting:
             set_local_tensor(rest, _nowhere(pair.local))
         plain.requires_grad_(rest.requires_grad)
         plain.__dict__.update(rest.__dict__)
-        del plain.__dict__["_is_param"]
+        plain.__dict__.pop("_is_param", None)
 
     @torch.no_grad()
     def fill(self) -> None:

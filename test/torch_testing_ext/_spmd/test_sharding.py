@@ -189,6 +189,16 @@ class TestBetweenCalls(DTensorContinuousTestBase):
             found.append((seen, flat, whole(inner[0].weight)))
         self.assertEqual(found[0], found[1])
 
+    def test_another_dtype_keeps_hooks(self):
+        torch.manual_seed(self.rank)
+        model, reached = net(), []
+        model[0].weight.register_hook(lambda gradient: reached.append(gradient.dtype))
+        optimizer, step = sgd(model), sharded(update)
+        step(model, optimizer, Parallel(self.rank).batch(0))
+        model.double()
+        step(model, optimizer, [value.double() for value in Parallel(self.rank).batch(1)])
+        self.assertEqual(reached, [torch.float32, torch.float64])
+
     def test_attributes_of_a_parameter(self):
         torch.manual_seed(self.rank)
         model = net()
