@@ -97,6 +97,9 @@ class SweepReport:
 
     def title(self) -> str:
         """The reason for which the test fails; "" if it passes."""
+        if self.wrong is Wrong.FAILURES and not self.missing and all(cell.came_too_late for cell in self.cells):
+            why = self.why_not or "each call was over before the fault could happen in it"
+            return f"the sweep has tried no fault: {why}"
         wrong = [cell for cell in self.cells if self.is_wrong(cell)]
         gone = self.missing if self.wrong is not Wrong.NOTHING else ()
         lines = [*map(self.line, wrong), *gone]

@@ -10,6 +10,11 @@ def heal(rank: int) -> None:
     fault_points.rank.heal(rank)
 
 
+def loses_ranks() -> bool:
+    """Whether faults of this test end ranks, so that no barrier of all ranks can follow."""
+    return fault_points.rank is not None and bool(fault_points.rank.loses_ranks)
+
+
 def incarnation() -> int:
     """The number of processes of this rank that have died by faults of the test before."""
     return 0 if fault_points.rank is None else int(fault_points.rank.incarnation)

@@ -26,12 +26,15 @@ class PlannedFault:
     # A pickled exception, and its type.
     error: bytes = b""
     error_type: str = ""
+    # An exception that nobody catches is the end of the rank that the test expects.
+    ends_rank: bool = False
 
     def __str__(self) -> str:
         own = {"exits": [str(self.code)], "raises": [self.error_type]}.get(self.kind, [])
         own += [f"{self.seconds:g}"] if self.seconds is not None else []
         own += [f"rank={self.rank}"] if self.rank is not None else []
         own += [f"at={self.at}"] if self.at is not None else []
+        own += ["ends_rank=True"] if self.ends_rank else []
         return f"{self.kind}({', '.join(own)})" if own else self.kind
 
     @property
@@ -46,6 +49,11 @@ class PlannedFault:
         return self.exit_code is not None
 
     @property
+    def incarnation(self) -> int:
+        """The process of the rank in which it happens: 0 is the first one."""
+        return 0 if self.at is None else self.at.incarnation
+
+    @property
     def did(self) -> str:
         """The verb for what has happened to the rank."""
         verbs = {"kill": "was killed", "segv": "was ended by SIGSEGV", "abort": "was ended by SIGABRT"}
@@ -56,9 +64,10 @@ class PlannedFault:
 
 @dataclass(frozen=True)
 class PlannedRestart:
-    """The rank is started again when it has died by a fault."""
+    """The rank is started again when it has died by a fault, so often."""
 
     rank: int
+    times: int = 1
 
 
 def kill(rank: int | None = None, at: Point | None = None) -> PlannedFault:
@@ -84,9 +93,15 @@ def exits(code: int, rank: int | None = None, at: Point | None = None) -> Planne
 
 
 def raises(
-    error: BaseException | type[BaseException], rank: int | None = None, at: Point | None = None
+    error: BaseException | type[BaseException],
+    rank: int | None = None,
+    at: Point | None = None,
+    ends_rank: bool = False,
 ) -> PlannedFault:
-    """The call, step or mark raises this exception in the rank."""
+    """The call, step or mark raises this exception in the rank, which must catch it.
+
+    `ends_rank`: nobody catches it, as the test expects.
+    """
     try:
         made = error() if isinstance(error, type) else error
     except TypeError as why:
@@ -99,7 +114,7 @@ def raises(
         pickle.loads(packed)
     except Exception as why:
         raise ValueError(f"raises({name}): it cannot be pickled ({why}); define it at the level of a module") from None
-    return _fault(PlannedFault("raises", rank, at, error=packed, error_type=name))
+    return _fault(PlannedFault("raises", rank, at, error=packed, error_type=name, ends_rank=bool(ends_rank)))
 
 
 def stop(seconds: float | None = None, rank: int | None = None, at: Point | None = None) -> PlannedFault:
@@ -127,9 +142,14 @@ def is_number(given: Any) -> bool:
     return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
-def restart(rank: int) -> PlannedRestart:
-    """Let a new process of the rank, once a fault has ended it, run the test from its beginning. See `incarnation`."""
-    return PlannedRestart(checked_rank(rank, f"restart({rank!r})"))
+def restart(rank: int, times: int = 1) -> PlannedRestart:
+    """Let a new process of the rank, once a fault has ended it, run the test from its beginning. See `incarnation`.
+
+    `times`: of so many deaths in turn. Points say in which process they are: `mark("loading", incarnation=1)`.
+    """
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise ValueError(f"restart({rank!r}, times={times!r}): give a number of 1 or more")
+    return PlannedRestart(checked_rank(rank, f"restart({rank!r})"), times)
 
 
 def _fault(fault: PlannedFault) -> PlannedFault:

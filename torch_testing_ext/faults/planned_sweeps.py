@@ -112,7 +112,8 @@ class Sweep:
         for fault in self.faults:
             for rank in self.ranks or sorted(passed):
                 for at in self.at.of(passed.get(rank, {})):
-                    plans.append(FaultPlan((replace(fault, rank=rank, at=at),), (), self.within, self.must_reach))
+                    one = (replace(fault, rank=rank, at=at),)
+                    plans.append(FaultPlan(one, (), self.within, self.must_reach, self.wrong.is_of_run))
         return plans
 
     def why_known(self, fault: PlannedFault) -> str:
@@ -131,8 +132,10 @@ class Sweep:
 
     def why_not(self, world_size: int) -> str:
         """See FaultPlan."""
-        chosen = [replace(fault, rank=rank) for fault in self.faults[:1] for rank in self.ranks]
-        return FaultPlan((*chosen, *(each.fault for each in self.known))).why_not(world_size)
+        ranks = self.ranks or (0,)
+        swept = [replace(fault, rank=rank) for fault in self.faults for rank in ranks]
+        plans = [FaultPlan((fault,)) for fault in (*swept, *(each.fault for each in self.known))]
+        return next(filter(None, (plan.why_not(world_size) for plan in plans)), "")
 
 
 def _number_of_calls(passed: Mapping[str, int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from torch_testing_ext import fault_points
@@ -29,6 +29,8 @@ class FaultPlan:
     restarts: tuple[int, ...] = ()
     within: float | None = None
     must_reach: tuple[str, ...] = ()
+    # A run that seeks hangs takes an exception that nobody catches for the end of its rank.
+    uncaught_ends: bool = False
 
     @property
     def victims(self) -> frozenset[int]:
@@ -47,15 +49,26 @@ class FaultPlan:
         for rank, what in ranks:
             if rank is not None and rank >= world_size:
                 return f"{what}: the test has {world_size} ranks; give a rank from 0 to {world_size - 1}"
+        if self.faults and all(self._dies(rank) for rank in range(world_size)):
+            return "no rank is left to judge: let one live, or start one again by restart(rank)"
         return ""
+
+    def _dies(self, rank: int) -> bool:
+        """Whether the last process of a rank dies by a fault."""
+        last = self.restarts.count(rank)
+        return any(
+            fault.rank == rank and fault.incarnation >= last and (fault.is_deadly or fault.ends_rank)
+            for fault in self.faults
+        )
 
 
 def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Iterable[str] = ()) -> FaultPlan:
     """Make a plan of the arguments of `@faults`. Raises ValueError, which names the remedy."""
     planned = tuple(planned)
     chosen = tuple(each for each in planned if isinstance(each, PlannedFault))
-    restarts = tuple(each.rank for each in planned if isinstance(each, PlannedRestart))
-    if len(chosen) + len(restarts) < len(planned) or not chosen:
+    again = tuple(each for each in planned if isinstance(each, PlannedRestart))
+    restarts = tuple(each.rank for each in again for _ in range(each.times))
+    if len(chosen) + len(again) < len(planned) or not chosen:
         raise ValueError("@faults takes faults, such as @faults(kill(rank=1, at=call(3)))")
     for fault in chosen:
         if fault.rank is None or fault.at is None:
@@ -64,12 +77,25 @@ def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Ite
     for number, place in enumerate(points):
         if place in points[:number]:
             raise ValueError(f"rank {place[0]} has two faults at {place[1]}; give each a point of its own")
+    # Nobody catches the exception that is to have the rank start again.
+    chosen = tuple(replace(f, ends_rank=True) if f.kind == "raises" and f.rank in restarts else f for f in chosen)
     for rank in restarts:
-        if not any(fault.rank == rank and (fault.is_deadly or fault.kind == "raises") for fault in chosen):
+        if not any(fault.rank == rank and (fault.is_deadly or fault.ends_rank) for fault in chosen):
             raise ValueError(f"restart({rank}): no fault ends that rank; give it one, such as kill(rank={rank}, ...)")
+    for fault in chosen:
+        if fault.incarnation > restarts.count(cast("int", fault.rank)):
+            needed = f"restart({fault.rank}, times={fault.incarnation})"
+            raise ValueError(f"{fault}: the rank is not started again so often; add {needed}")
+    for rank in {*restarts}:
+        deaths = sorted({f.incarnation for f in chosen if f.rank == rank and (f.is_deadly or f.ends_rank)})
+        if deaths[: restarts.count(rank)] != list(range(restarts.count(rank))):
+            again_in_words = f"restart({rank}, times={restarts.count(rank)}): faults end its processes {deaths}"
+            point = f"mark(..., incarnation={restarts.count(rank) - 1})"
+            raise ValueError(f"{again_in_words}; end each one before the last, by points such as {point}")
     if within is not None and not (is_number(within) and within > 0):
         raise ValueError(f"@faults(within={within!r}): give a number of seconds greater than 0")
-    if isinstance(must_reach, str):
+    must_reach = must_reach if isinstance(must_reach, str) else tuple(must_reach)
+    if isinstance(must_reach, str) or not all(isinstance(name, str) for name in must_reach):
         raise ValueError(f"@faults(must_reach={must_reach!r}): give a list of names")
     return FaultPlan(chosen, restarts, within, tuple(must_reach))
 

@@ -35,6 +35,8 @@ class Point:
     members: tuple[int, ...] = ()
     name: str = ""
     phase: str = "before"
+    # The process of the rank that passes it; 0 is the first one.
+    incarnation: int = 0
 
     def __str__(self) -> str:
         words = [repr(self.name)] if self.where == "mark" else []
@@ -43,6 +45,7 @@ class Point:
         words += [f"op={self.op!r}"] if self.where == "store" and self.op else []
         words += [f"group={self.members or self.group!r}"] if self.members or self.group else []
         words += [f"phase={self.phase!r}"] if self.phase != "before" else []
+        words += [f"incarnation={self.incarnation}"] if self.incarnation else []
         return f"{self.where}({', '.join(words)})"
 
     @property
@@ -51,18 +54,19 @@ class Point:
         of_group = f" in group {self.members or self.group}" if self.members or self.group else ""
         nouns = {
             "call": f"{self.op or 'collective'} call{{s}}{of_group}",
-            "store": f"operation{{s}} {self.op} on a store" if self.op else "operation{s} on a store",
+            "store": f"{self.op} operation{{s}} on a store" if self.op else "operation{s} on a store",
             "step": "optimizer step{s}",
             "mark": f"passage{{s}} of {self.name!r}",
         }
         return nouns[self.where]
 
 
-def call(n: int, op: str | None = None, group: Any = None, phase: str = "before") -> Point:
+def call(n: int, op: str | None = None, group: Any = None, phase: str = "before", incarnation: int = 0) -> Point:
     """The n-th collective or message that the rank issues: of this operation, in this group.
 
     `group`: its name, its description, or the ranks of its members. `phase`: before the rank has issued the call;
-    during it, when a peer has not yet; or after it, when it is over in this rank.
+    during it, when a peer has not yet; or after it, when it is over in this rank. `incarnation`: the process
+    of the rank, where that is started again; each counts for itself.
     """
     if op is not None and op not in OPERATIONS:
         raise ValueError(f"call({n}, {op!r}): there is no such operation; known are {', '.join(OPERATIONS)}")
@@ -71,31 +75,33 @@ def call(n: int, op: str | None = None, group: Any = None, phase: str = "before"
         raise ValueError(f"call({n}, {op!r}, phase='during'): {op} {why}; use phase='before' or 'after'")
     is_name = group is None or (isinstance(group, str) and group)
     members = () if is_name else checked_ranks(group, f"call({n}, group={group!r})", "a group: its name")
-    return _point(Point("call", n, op, group if is_name else None, members, phase=phase))
+    return _point(Point("call", n, op, group if is_name else None, members, phase=phase, incarnation=incarnation))
 
 
-def store(n: int, op: str | None = None, phase: str = "before") -> Point:
+def store(n: int, op: str | None = None, phase: str = "before", incarnation: int = 0) -> Point:
     """The n-th operation on a store that the program calls: `set`, `get`, `wait` or another."""
     if op is not None and op not in STORE_OPERATIONS:
         raise ValueError(f"store({n}, op={op!r}): there is no such operation; known are {', '.join(STORE_OPERATIONS)}")
-    return _point(Point("store", n, op, phase=phase))
+    return _point(Point("store", n, op, phase=phase, incarnation=incarnation))
 
 
-def step(n: int, phase: str = "before") -> Point:
+def step(n: int, phase: str = "before", incarnation: int = 0) -> Point:
     """The n-th `step()` of an optimizer of torch."""
-    return _point(Point("step", n, phase=phase))
+    return _point(Point("step", n, phase=phase, incarnation=incarnation))
 
 
-def mark(name: str, n: int = 1) -> Point:
+def mark(name: str, n: int = 1, incarnation: int = 0) -> Point:
     """The n-th time that the code under test passes `fault_point(name)`."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"mark({name!r}): give the name that the code gives to fault_point")
-    return _point(Point("mark", n, name=name))
+    return _point(Point("mark", n, name=name, incarnation=incarnation))
 
 
 def _point(point: Point) -> Point:
     if isinstance(point.n, bool) or not isinstance(point.n, int) or point.n < 1:
         raise ValueError(f"{point.where}: n is {point.n!r}; the first has number 1, so give 1 or more")
+    if isinstance(point.incarnation, bool) or not isinstance(point.incarnation, int) or point.incarnation < 0:
+        raise ValueError(f"{point.where}: incarnation is {point.incarnation!r}; the first process has number 0")
     if point.phase not in _PHASES:
         raise ValueError(f"{point}: known phases are {', '.join(_PHASES)}")
     if point.phase == "during" and point.where != "call":

@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.rank_reports import RankReport
-from torch_testing_ext.launch.seen_faults import FaultsSeen
+from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 
 
-def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool) -> RankReport:
+def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool, plan: FaultPlan) -> RankReport:
     """The report of a rank with the faults that have happened to it: an end by the latest one is expected.
 
     `is_frozen`: it was ended while a fault had it stopped.
@@ -22,9 +22,19 @@ def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool) -> RankRe
     fault = seen.happened[-1].fault
     code = report.exit.code if report.exit is not None else None
     is_by_fault = fault.is_deadly and code == fault.exit_code
-    if fault.kind == "raises" and report.ending in (RankEnding.FAILED, RankEnding.ERROR):
+    ends_rank = fault.ends_rank or (plan.uncaught_ends and fault.kind == "raises")
+    if ends_rank and report.ending in (RankEnding.FAILED, RankEnding.ERROR):
         is_by_fault = report.error.type_name == fault.error_type
     return replace(report, ending=RankEnding.FAULT) if is_by_fault or is_frozen else report
+
+
+def uncaught(report: RankReport) -> HappenedFault | None:
+    """The fault whose exception has failed a rank: it should have caught that."""
+    if not report.faults.happened or report.ending not in (RankEnding.FAILED, RankEnding.ERROR):
+        return None
+    happened = report.faults.happened[-1]
+    is_it = happened.fault.kind == "raises" and report.error.type_name == happened.fault.error_type
+    return happened if is_it else None
 
 
 def without_fault(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, tuple[int, ...]] | None:
@@ -35,6 +45,8 @@ def without_fault(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, 
         if report.ending.is_failure or any(happened.index == index for happened in seen.happened):
             continue
         why = f"rank {report.rank} had ended before"
+        if fault.incarnation > seen.processes:
+            why = f"rank {report.rank} has had {seen.processes + 1} processes"
         if index in seen.missed:
             why = f"{seen.missed[index]} was over before it could: use phase='before' or 'after'"
         elif fault.at is not None and index in seen.counts:
@@ -54,9 +66,13 @@ def without_recovery(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[st
             if plan.within is not None and report.rank != victim and after > plan.within:
                 late = f"rank {report.rank} ended {after:.1f} s after rank {victim} {fault}"
                 return f"{late}; within={plan.within:g}", (report.rank,)
-    reached = {name for r in reports for name in r.faults.reached}
+    first = min((fault.at for r in reports for fault in r.faults.happened), default=0.0)
+    reached = {name for r in reports for name, at in r.faults.reached.items() if at >= first}
+    before = {name for r in reports for name in r.faults.reached} - reached
     missing = [name for name in plan.must_reach if name not in reached]
     if not missing:
         return None
     others = f"; reached were {', '.join(map(repr, sorted(reached)))}" if reached else ""
+    if before.intersection(missing):
+        others = f" after the fault{others}"
     return f"no rank has reached {', '.join(map(repr, missing))}{others}", ()

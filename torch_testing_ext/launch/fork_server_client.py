@@ -247,9 +247,9 @@ class Run:
         self._start(rank, self.job)
         return rank
 
-    def restart(self, rank: int) -> None:
-        """Start a rank again that has ended, as another process."""
-        self._start(rank, replace(self.job, incarnation=1))
+    def restart(self, rank: int, incarnation: int) -> None:
+        """Start a rank again that has ended, as another process of it: the first one had number 0."""
+        self._start(rank, replace(self.job, incarnation=incarnation))
 
     def _start(self, rank: int, job: Job) -> None:
         self.starting.add(rank)

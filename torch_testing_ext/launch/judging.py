@@ -27,7 +27,7 @@ from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.failure_views import Fault, _other_sentences, view_of
-from torch_testing_ext.launch.fault_checks import without_fault, without_recovery
+from torch_testing_ext.launch.fault_checks import uncaught, without_fault, without_recovery
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim
 from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 
@@ -117,7 +117,7 @@ def _judge_with_faults(
 
 def _after_faults(fault: Fault) -> Fault:
     """The failure with the faults of the test in its title that have happened before."""
-    happened = [f"rank {r.rank} {each}" for r in fault.reports for each in r.faults.happened]
+    happened = [f"rank {r.rank} {each}" for r in fault.reports for each in r.faults.happened if each is not uncaught(r)]
     untold = [text for text in happened if text not in fault.title]
     return replace(fault, title=f"after {' and '.join(untold)}: {fault.title}") if untold else fault
 
@@ -231,11 +231,11 @@ def _failed(
     first = culprits[0]
     # Whoever has lost a rank by a fault of the test had to expect that.
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
-    cause = finding or (None if has_fault else _cause(reports, expected))
+    cause = finding or (_mismatch_of_survivors(reports) if has_fault else _cause(reports, expected))
     if cause is not None and (
         _lost_a_peer(first)
         or _may_follow_from(cause, first)
-        or _precedes(cause, first, _mismatch(reports, expected, True))
+        or _precedes(cause, first, _not_expected(reports, expected))
     ):
         return _found(reports, cause, case)
     passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
@@ -254,6 +254,26 @@ def _failed(
     outcome = _OUTCOME_OF.get(first.ending, TestOutcome.CRASHED)
     fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
+
+
+def _not_expected(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
+    """The first mismatch after which no call has raised."""
+    if any(r.ending is RankEnding.FAULT for r in reports):
+        return _mismatch_of_survivors(reports)
+    return _mismatch(reports, expected, unless_raised=True)
+
+
+def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
+    """The first collective in which survivors disagree, in groups that no rank has known which a fault has ended."""
+    dead = [r.rank for r in reports if r.ending is RankEnding.FAULT]
+    records = _records(reports)
+    lost = {(key.name, key.generation, key.world) for each in records if each.rank in dead for key in each.groups}
+    survivors = []
+    for record in records:
+        if record.rank not in dead:
+            calls = {key: of for key, of in record.calls.items() if (key.name, key.generation, key.world) not in lost}
+            survivors.append(replace(record, calls=calls, messages={}))
+    return first_mismatch(survivors, unless_raised=True) if len(survivors) > 1 else None
 
 
 def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) -> bool:
@@ -360,6 +380,8 @@ def _what_happened(report: RankReport, ranks: int) -> str:
         return f"{describe_exit(report.code)} before the test finished"
     if report.ending is RankEnding.LOST:
         return f"{was} lost: {report.summary}"
+    if (fault := uncaught(report)) is not None:
+        return f"did not catch {report.error.type_name}, which the fault raised {fault.place}"
     if report.ending is RankEnding.FAILED:
         return f"failed: {without_cpp_place(report.summary)}"
     return f"raised {without_cpp_place(report.summary)}"

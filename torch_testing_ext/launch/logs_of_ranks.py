@@ -6,6 +6,7 @@ have issued different things.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,12 @@ from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed
+
+
+def again(path: Path, incarnation: int) -> Path:
+    """The log of a later process of a rank, beside that of the first one."""
+    return path.with_name(path.name + AGAIN * incarnation)
+
 
 INTERVAL = 0.04
 # Until then, a call that raises for the mismatch has done so.
@@ -66,21 +73,36 @@ class Logs:
             results_beside(path).unlink(missing_ok=True)
 
     def events(self, rank: int) -> list[dict[str, Any]]:
-        """The events of faults in the log of a rank, and in that of its second process."""
-        again = LogReader(self._paths[rank].with_name(self._paths[rank].name + AGAIN))
-        contents = [self._readers[rank].read(), again.read()]
-        return [event for content in contents if content is not None for event in content.events]
+        """The events of faults in the logs of all processes of a rank."""
+        return [event for content in self._of_processes(rank) for event in content.events]
 
     def headers(self) -> list[bytes]:
         return [reader.header() for reader in self._readers]
 
     def read(self) -> dict[int, LogContent]:
+        """The logs; of a rank that was started again, that of its latest process."""
         contents = {}
-        for rank, reader in enumerate(self._readers):
-            content = reader.read()
+        for rank in range(len(self._readers)):
+            content = self._latest(rank)
             if content is not None:
                 contents[rank] = content
         return contents
+
+    def _latest(self, rank: int) -> LogContent | None:
+        contents = list(self._of_processes(rank))
+        if not contents:
+            return None
+        *before, latest = contents
+        latest.earlier = [group for content in before for group in content.groups]
+        return latest
+
+    def _of_processes(self, rank: int) -> Iterator[LogContent]:
+        """The logs of all processes of a rank."""
+        for incarnation in itertools.count():
+            content = (LogReader(again(self._paths[rank], incarnation)) if incarnation else self._readers[rank]).read()
+            if content is None:
+                return
+            yield content
 
     def records(self) -> dict[int, RankRecord]:
         return records_of(self.read())

@@ -33,12 +33,20 @@ class FaultsSeen:
     counts: Mapping[int, int] = field(default_factory=dict)
     # All that the rank has passed.
     passed: Mapping[str, int] = field(default_factory=dict)
-    reached: frozenset[str] = frozenset()
+    # When each name was reached last.
+    reached: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def processes(self) -> int:
+        """The number of the latest process in which a fault has happened, or was awaited."""
+        return max((happened.fault.incarnation for happened in self.happened), default=0)
 
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]], plan: FaultPlan) -> FaultsSeen:
         """Read the events of a rank's log."""
-        happened, missed, reached = [], {}, set()
+        happened: list[HappenedFault] = []
+        missed: dict[int, str] = {}
+        reached: dict[str, float] = {}
         counts: dict[int, int] = {}
         passed: dict[str, int] = {}
         for event in events:
@@ -49,11 +57,11 @@ class FaultsSeen:
                 case "missed":
                     missed[event["fault"]] = event["place"]
                 case "reached":
-                    reached.add(event["name"])
+                    reached[event["name"]] = max(event["at"], reached.get(event["name"], 0.0))
                 case "seen":
-                    counts = {int(index): number for index, number in event["counts"].items()}
+                    counts |= {int(index): number for index, number in event["counts"].items()}
                     passed = event["seen"]
-        return cls(tuple(happened), missed, counts, passed, frozenset(reached))
+        return cls(tuple(happened), missed, counts, passed, reached)
 
 
 NO_FAULTS = FaultsSeen()

@@ -250,8 +250,12 @@ def make_record(
     at: float = 0.0,
     has_raised: bool = False,
     creating: GroupRecord | None = None,
+    first: int = 0,
 ) -> RankRecord:
-    """The record of a rank that has made the groups `listed`, and issued these calls there."""
+    """The record of a rank that has made the groups `listed`, and issued these calls there.
+
+    `first`: the first of them that this process of the rank has made.
+    """
     groups: dict[GroupKey, GroupRecord] = {}
     calls: dict[GroupKey, list[Call]] = {}
     p2p: dict[GroupKey, str] = {}
@@ -272,7 +276,7 @@ def make_record(
             in_group = calls.setdefault(key, [])
             in_group.append(replace(call, place=len(in_group) + 1))
     backends = {key.backend for key in groups} or {"gloo"}
-    for number, group in enumerate(listed):
+    for number, group in enumerate(listed[first:], first):
         for backend in backends:
             groups.setdefault(GroupKey(group.name, used[number], backend, group.world), group)
     return RankRecord(rank, groups, calls, is_whole, state, p2p, messages, at, has_raised, creating)

@@ -42,12 +42,15 @@ class FaultsOfRank:
         self._wait_for_peers = wait_for_peers
         self._plan = plan
         self._log = log
-        self._path = path.with_name(path.name.removesuffix(AGAIN))
-        self.incarnation = int(path != self._path)
-        # Those that have yet to happen, by their places in the plan. A rank that is started again has none.
-        self._pending: dict[int, PlannedFault] = {}
-        if not self.incarnation:
-            self._pending = {index: fault for index, fault in enumerate(plan.faults) if fault.rank == rank}
+        self.incarnation = path.name.count(AGAIN)
+        self._path = path.with_name(path.name.removesuffix(AGAIN * self.incarnation))
+        # Those that have yet to happen in this process, by their places in the plan.
+        self._pending: dict[int, PlannedFault] = {
+            index: fault
+            for index, fault in enumerate(plan.faults)
+            if fault.rank == rank and fault.incarnation == self.incarnation
+        }
+        self.loses_ranks = any(fault.is_deadly or fault.ends_rank for fault in plan.faults)
         self._held_for = {
             index: fault
             for index, fault in enumerate(plan.faults)
@@ -58,7 +61,8 @@ class FaultsOfRank:
         self._collectives: Counter[int] = Counter()
         # What has been issued, for a fault that does not happen.
         self._seen: Counter[str] = Counter()
-        self._reached: set[str] = set()
+        # When each name was reached last.
+        self._reached: dict[str, float] = {}
         # The group of each call that has begun, by the number of the call.
         self._in_flight: dict[int, int] = {}
         self._happened: dict[int, str] = {}
@@ -74,9 +78,10 @@ class FaultsOfRank:
         """The test has returned: write down what it has passed on its way."""
         for hook in self._hooks:
             hook.remove()
-        if not self.incarnation:
-            counts = {index: self._counts[index] for index in self._pending}
-            self._log.event({"event": "seen", "counts": counts, "seen": dict(self._seen)})
+        for name, at in self._reached.items():
+            self._log.event({"event": "reached", "name": name, "at": at})
+        counts = {index: self._counts[index] for index in self._pending}
+        self._log.event({"event": "seen", "counts": counts, "seen": dict(self._seen)})
 
     # -- points
 
@@ -132,13 +137,13 @@ class FaultsOfRank:
 
     def _hold(self, index: int, fault: PlannedFault) -> None:
         """Wait until the call of another rank is in flight, of which this one is to be issued later."""
-        reader = self._log_of(fault.rank)
+        reader = self._log_of(fault.rank, fault.incarnation)
         until = self._now() + LONGEST_HOLD
         while self._now() < until and not _has_happened(reader, index):
             self._sleep(_PAUSE)
 
-    def _log_of(self, rank: int | None) -> LogReader:
-        name = self._path.name.replace(f"rank{self._rank}.", f"rank{rank}.", 1)
+    def _log_of(self, rank: int | None, incarnation: int) -> LogReader:
+        name = self._path.name.replace(f"rank{self._rank}.", f"rank{rank}.", 1) + AGAIN * incarnation
         return LogReader(self._path.with_name(name))
 
     def _at_store(self, op: str, is_over: bool) -> None:
@@ -197,9 +202,10 @@ class FaultsOfRank:
 
     def reached(self, name: str) -> None:
         """The program has come to this line."""
-        if name not in self._reached:
-            self._reached.add(name)
-            self._log.event({"event": "reached", "name": name})
+        is_new = name not in self._reached
+        self._reached[name] = self._now()
+        if is_new:
+            self._log.event({"event": "reached", "name": name, "at": self._reached[name]})
 
     def heal(self, rank: int) -> None:
         """Let a rank go on that a fault stops: at once, or when that has happened."""
@@ -208,7 +214,7 @@ class FaultsOfRank:
         )
         if index < 0:
             raise ValueError(f"heal({rank}): no fault of this test stops that rank; give it stop(rank={rank}, at=...)")
-        reader = self._log_of(rank)
+        reader = self._log_of(rank, self._plan.faults[index].incarnation)
         while not _has_happened(reader, index):
             self._sleep(_PAUSE)
         content = reader.read()

@@ -208,9 +208,17 @@ class LogContent:
     notes: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     is_whole: bool = True
+    # Those of earlier processes of the rank, whose names count.
+    earlier: list[GroupRecord] = field(default_factory=list)
 
     def record(self, rank: int) -> RankRecord:
-        return make_record(rank, self.groups, self.issued, self.is_whole)
+        first = len(self.earlier)
+        issued = (
+            [call if call.group is None else call._replace(group=first + call.group) for call in self.issued]
+            if first
+            else self.issued
+        )
+        return make_record(rank, [*self.earlier, *self.groups], issued, self.is_whole, first=first)
 
 
 class _Texts:

@@ -21,6 +21,7 @@ from torch_testing_ext._testing.bases.ranked_test_case import checked_world_size
 from torch_testing_ext._testing.marks.distributed_needs import skip_if_lt_x_gpu
 from torch_testing_ext._testing.marks.needs import Skipped, too_few_devices
 from torch_testing_ext._torch.groups import dataless_groups
+from torch_testing_ext.faults.in_ranks import loses_ranks
 from torch_testing_ext.launch import device_leases
 
 from .dtensor_devices import device_type, device_type_for, num_devices
@@ -161,7 +162,8 @@ class DTensorTestBase(DTensorTestMixin, MultiProcessTestCase):
         if not dist.is_initialized():
             return
         try:
-            self._barrier(device_id)
+            if not loses_ranks():
+                self._barrier(device_id)
         except BaseException:
             _destroy_after_error()
             raise

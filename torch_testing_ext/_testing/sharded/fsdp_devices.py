@@ -21,6 +21,7 @@ from torch_testing_ext._machine.shared_names import ComputedNames
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.marks import skips_by_architecture
 from torch_testing_ext._torch import compiler_state
+from torch_testing_ext.faults.in_ranks import loses_ranks
 from torch_testing_ext.launch.aspects.world import SIZE
 
 _chosen: str | None = None
@@ -117,8 +118,11 @@ def run_in_group(test: Any, test_name: str, pipe: Any, fake: bool) -> None:
     set_rng_seed()
     test.run_test(test_name, pipe)
     compiler_state.reset_dynamo()
-    _barrier(device)
-    dist.destroy_process_group()
+    if not loses_ranks():
+        _barrier(device)
+        dist.destroy_process_group()
+    elif dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _init_process_group(test: Any, fake: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ class RankRecords:
         # When we began to end each rank that was running.
         self.stopped: dict[int, float] = {}
         # Those that a fault has ended, and that run again; and those that were ended while a fault had them stopped.
-        self.restarted: set[int] = set()
+        self.restarted: Counter[int] = Counter()
         self.frozen: set[int] = set()
         paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
         self.logs = logs_of(paths, run.job.sanitize)
@@ -49,7 +50,7 @@ class RankRecords:
 
     def on_restart(self, rank: int) -> None:
         """A rank is started again: its first end was a fault of the test."""
-        self.restarted.add(rank)
+        self.restarted[rank] += 1
         del self.accounts[rank]
 
     def is_stopped_by_fault(self, rank: int) -> bool:
@@ -91,9 +92,11 @@ class RankRecords:
         if plan is None:
             return report
         seen = self.faults_seen(rank, plan)
-        if rank in self.restarted:
+        latest = seen.happened[-1].fault.incarnation if seen.happened else 0
+        if latest < self.restarted[rank]:
+            # None has happened to this process.
             return replace(report, faults=seen)
-        return with_faults(report, seen, rank in self.frozen)
+        return with_faults(report, seen, rank in self.frozen, plan)
 
     def ends(self) -> dict[int, tuple[str, bytes]]:
         """For each rank that has ended: how, and the collectives that it left."""

@@ -136,12 +136,13 @@ class RankWatcher:
         for rank in ranks:
             report, at = self.records.report(rank), self.records.exit_of(rank).at
             self.state.on_end(report, at)
-            if report.ending is RankEnding.FAULT and rank in self.plan.restarts and rank not in self.records.restarted:
+            may_restart = self.records.restarted[rank] < self.plan.restarts.count(rank)
+            if report.ending is RankEnding.FAULT and may_restart:
                 restarting.append(rank)
         self._take_exits()
         for rank in restarting:
             self.records.on_restart(rank)
-            self.run.restart(rank)
+            self.run.restart(rank, self.records.restarted[rank])
             self.state.on_restart(rank)
             # The log of its first process is not that of its calls now.
             self.looks.give_up()

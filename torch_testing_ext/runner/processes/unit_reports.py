@@ -123,7 +123,10 @@ def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport
 def _names_in_code() -> tuple[str, ...]:
     """The names that imported modules give to `fault_point` and `reached`, which show what no run has reached."""
     names: set[str] = set()
-    sought = (fault_points.fault_point, fault_points.reached, fault_points, faults)
+    sought = [fault_points.fault_point, fault_points.reached, fault_points, faults]
+    alone = sys.modules.get(_STANDS_ALONE)
+    if alone is not None:
+        sought += [alone, alone.fault_point, alone.reached]
     for module in list(sys.modules.values()):
         content = dict(getattr(module, "__dict__", {}))
         called = frozenset(name for name, value in content.items() if any(value is each for each in sought))
@@ -134,7 +137,9 @@ def _names_in_code() -> tuple[str, ...]:
 
 
 _NOT_OF_USERS = frozenset({"torch", __name__.partition(".")[0], *sys.stdlib_module_names} - {"__main__"})
-_OUR_MODULES = ("torch_testing_ext", fault_points.__name__, faults.__name__)
+# The module that code may import where the kit is not installed.
+_STANDS_ALONE = "torch_testing_ext_points"
+_OUR_MODULES = ("torch_testing_ext", _STANDS_ALONE, fault_points.__name__, faults.__name__)
 _SOUGHT = ("fault_point", "reached", "fault_points", "faults")
 
 

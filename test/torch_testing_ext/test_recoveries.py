@@ -1,0 +1,325 @@
+"""Recoveries: deaths in turn, exceptions that must be caught, what must run after a fault, and hangs after one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import unittest
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from kit.outcomes import outcome_of
+from kit.ranks import Ranks, wait_for
+
+from torch_testing_ext._testing.bases import ranked_test_case
+from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
+from torch_testing_ext.faults import (
+    call,
+    calls,
+    fault_point,
+    fault_sweep,
+    faults,
+    kill,
+    mark,
+    raises,
+    reached,
+    restart,
+    segv,
+)
+
+
+class Recovering(Ranks):
+    """Programs: each method is a test of its own, by `outcome_of`."""
+
+    world_size = 3
+
+    def join(self, world, rank=None, size=None):
+        """Join one world after another."""
+        size = size or self.world_size
+        store = dist.FileStore(f"{self.file_name}.{world}", size)
+        rank = self.rank if rank is None else rank
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+
+    def lose_rank_2(self):
+        """The others go on in a world of their own."""
+        self.join(0)
+        try:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(1))
+        except RuntimeError:
+            pass
+        dist.destroy_process_group()
+        self.join(1, size=2)
+
+    # -- exceptions
+
+    @faults(raises(OSError("disk"), rank=1, at=mark("save")))
+    def saves_without_a_retry(self):
+        fault_point("save")
+        reached("saved")
+
+    @faults(raises(OSError("disk"), rank=1, at=mark("save")), must_reach=["saved"])
+    def saves_again(self):
+        try:
+            fault_point("save")
+        except OSError:
+            fault_point("save")
+        reached("saved")
+
+    @faults(raises(OSError("disk"), rank=1, at=mark("save"), ends_rank=True))
+    def ends_by_it(self):
+        fault_point("save")
+
+    @faults(raises(OSError("disk"), rank=1, at=mark("save")), restart(1), must_reach=["again"])
+    def starts_again_after_it(self):
+        if self.incarnation:
+            reached("again")
+        fault_point("save")
+
+    # -- deaths in turn
+
+    @faults(
+        kill(1, at=mark("load")),
+        segv(1, at=mark("load", incarnation=1)),
+        restart(1, times=2),
+        must_reach=["loaded twice"],
+    )
+    def dies_while_it_heals(self):
+        fault_point("load")
+        if self.incarnation == 2:
+            reached("loaded twice")
+
+    @faults(kill(1, at=mark("load")), kill(1, at=mark("load", incarnation=1)), restart(1))
+    def is_given_up(self):
+        """The second death is the last."""
+        fault_point("load")
+
+    @faults(kill(1, at=mark("load")), kill(1, at=mark("never", incarnation=1)), restart(1))
+    def does_not_die_again(self):
+        fault_point("load")
+
+    # -- names that must be reached
+
+    @faults(kill(2, at=mark("go")), must_reach=["here"])
+    def reaches_it_before(self):
+        reached("here")
+        self.wait_for_all()
+        fault_point("go")
+
+    @faults(kill(2, at=mark("go")), must_reach=["here"])
+    def reaches_it_before_and_after(self):
+        reached("here")
+        pid = self.wait_for_all()
+        fault_point("go")
+        if self.rank == 0:
+            wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
+            reached("here")
+
+    def wait_for_all(self):
+        """Returns the process of rank 2."""
+        store = dist.FileStore(f"{self.file_name}.all", 3)
+        store.set(f"{self.rank}", str(os.getpid()))
+        store.wait(["0", "1", "2"], timedelta(seconds=60))
+        return int(store.get("2"))
+
+    # -- hangs after a recovery
+
+    @faults(kill(2, at=call(2)), within=4)
+    def hangs_in_python(self):
+        self.lose_rank_2()
+        time.sleep(1000)
+
+    @faults(kill(2, at=call(2)), within=20)
+    def parts_in_the_new_world(self):
+        self.lose_rank_2()
+        total = torch.ones(1, dtype=torch.int64 if self.rank else torch.float64)
+        dist.all_reduce(total)
+        self.assertEqual(total.item(), 2)
+
+    @faults(kill(2, at=call(2)), restart(2), within=15)
+    def calls_more_after_the_restart(self):
+        """The second process of rank 2 is in a barrier, the others in an all_reduce."""
+        if self.incarnation:
+            self.join(1)
+            dist.barrier()
+        else:
+            self.join(0)
+            try:
+                for _ in range(3):
+                    dist.all_reduce(torch.ones(1))
+            except RuntimeError:
+                pass
+            dist.destroy_process_group()
+            self.join(1)
+        dist.all_reduce(torch.ones(1))
+
+
+class Pair(Recovering):
+    world_size = 2
+
+    def goes_on_after_an_error(self):
+        """Without any fault: the call that has raised is over."""
+        self.join(0)
+        if self.rank == 1:
+            return
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(2))
+        time.sleep(1000)
+
+
+class Sweeps(Ranks):
+    world_size = 2
+
+    @fault_sweep(kill, at=calls())
+    def has_no_call(self):
+        fault_point("alone")
+
+
+class OfDTensor(DTensorTestBase):
+    world_size = 2
+
+    @with_comms
+    @faults(kill(1, at=call(2)), within=60)
+    def survives(self):
+        try:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(1))
+        except RuntimeError:
+            return
+
+
+class RecoveryTest(unittest.TestCase):
+    def assert_passes(self, test):
+        self.assertEqual(outcome_of(test), ("passed", ""))
+
+    def assert_told(self, test, *texts):
+        seen = outcome_of(test)
+        self.assertIn(seen.outcome, ("failed", "error"), seen.message)
+        first = seen.message.partition("common_distributed.Rank")[2].partition("\n")[0]
+        for text in texts:
+            self.assertIn(text, first, seen.message)
+        return seen.message
+
+    def test_an_exception_that_nobody_catches(self):
+        self.assert_told(
+            Recovering("saves_without_a_retry"),
+            "rank 1 of 3 did not catch OSError, which the fault raised at 'save' #1",
+        )
+        for name in ("saves_again", "ends_by_it", "starts_again_after_it"):
+            with self.subTest(name):
+                self.assert_passes(Recovering(name))
+
+    def test_deaths_in_turn(self):
+        for name in ("dies_while_it_heals", "is_given_up"):
+            with self.subTest(name):
+                self.assert_passes(Recovering(name))
+        self.assert_told(
+            Recovering("does_not_die_again"), "kill(rank=1, at=mark('never', incarnation=1)) did not happen"
+        )
+
+    def test_a_name_counts_after_the_fault(self):
+        self.assert_told(Recovering("reaches_it_before"), "no rank has reached 'here' after the fault")
+        self.assert_passes(Recovering("reaches_it_before_and_after"))
+
+    def test_hangs_are_told_by_where_the_ranks_are(self):
+        message = self.assert_told(Recovering("hangs_in_python"), "timed out after")
+        self.assertNotIn("waiting in it", message)
+        self.assertIn("in hangs_in_python", message)
+
+    def test_a_mismatch_in_the_new_world(self):
+        self.assert_told(
+            Recovering("parts_in_the_new_world"), "calls all_reduce [1] int64", "in call #1 of the default group"
+        )
+
+    def test_calls_of_a_dead_process_are_not_compared_with_those_of_the_next(self):
+        message = self.assert_told(
+            Recovering("calls_more_after_the_restart"), "rank 2 calls barrier, the others call all_reduce"
+        )
+        self.assertNotIn("never reached", message)
+
+    def test_a_call_that_has_raised_is_over(self):
+        with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 4.0):
+            message = self.assert_told(Pair("goes_on_after_an_error"), "timed out after")
+        self.assertNotIn("never reached", message)
+
+    def test_a_sweep_that_tries_nothing(self):
+        self.assert_told(
+            Sweeps("has_no_call"), "the sweep has tried no fault: its ranks pass no point of the kind: call"
+        )
+
+    def test_a_base_with_a_barrier_at_its_end_survives_a_death(self):
+        self.assert_passes(OfDTensor("survives"))
+
+
+class RefusedTest(unittest.TestCase):
+    def refuses(self, text, make):
+        with self.assertRaises(ValueError) as raised:
+            make()
+        self.assertIn(text, str(raised.exception))
+
+    def test_nobody_is_left_to_judge(self):
+        def all_die():
+            both = faults(kill(0, at=call(1)), kill(1, at=call(1)))(lambda self: None)
+            type("AllDie", (Ranks,), {"dies": both, "world_size": 2})
+
+        def one_alone():
+            type("Alone", (Ranks,), {"dies": faults(kill(0, at=call(1)))(lambda self: None), "world_size": 1})
+
+        for make in (all_die, one_alone):
+            self.refuses("no rank is left to judge", make)
+
+    def test_deaths_that_no_process_can_have(self):
+        self.refuses("add restart(1, times=1)", lambda: faults(kill(1, at=call(1, incarnation=1))))
+        self.refuses("faults end its processes [0]", lambda: faults(kill(1, at=call(1)), restart(1, times=2)))
+        self.refuses("incarnation is -1", lambda: mark("x", incarnation=-1))
+
+    def test_names_are_texts(self):
+        self.refuses("give a list of names", lambda: faults(kill(1, at=call(1)), must_reach=[3]))
+
+
+class PointsThatStandAloneTest(unittest.TestCase):
+    FILE = Path(__file__).resolve().parents[2] / "torch_testing_ext_points.py"
+
+    def test_production_imports_nothing_of_the_kit(self):
+        """In a new interpreter, since this one has the kit."""
+        source = (
+            "import sys; before = set(sys.modules); hooks = list(sys.meta_path); "
+            "import torch_testing_ext_points as points; "
+            "points.fault_point('save'); points.reached('saved'); assert sys.meta_path == hooks; "
+            "print(*sorted(set(sys.modules) - before))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", source], cwd=self.FILE.parent, stdout=subprocess.PIPE, text=True, check=True
+        )
+        self.assertEqual(done.stdout.split(), ["torch_testing_ext_points"])
+
+    def test_a_test_finds_them(self):
+        names = {}
+        exec(self.FILE.read_text(), names)
+        from torch_testing_ext import fault_points
+
+        seen = []
+
+        class Rank:
+            def mark(self, name):
+                seen.append(("mark", name))
+
+            def reached(self, name):
+                seen.append(("reached", name))
+
+        before, fault_points.rank = fault_points.rank, Rank()
+        try:
+            names["fault_point"]("save")
+            names["reached"]("saved")
+        finally:
+            fault_points.rank = before
+        self.assertEqual(seen, [("mark", "save"), ("reached", "saved")])
+
+
+if __name__ == "__main__":
+    run_tests()
