@@ -134,6 +134,12 @@ TABLE: Mapping[str, Purpose] = {
         dict.fromkeys(("torch.distributed", _C10D), _OBJECTS),
         lasts=True,
     ),
+    "objects of others in a world": Purpose(
+        "refuses objects that no rank of a whole world can have", {_C10D: ("_tensor_to_object",)}, lasts=True
+    ),
+    "sources of messages in a world": Purpose(
+        "names a rank where any may have sent a message", {"torch.distributed.Work": ("_source_rank",)}, lasts=True
+    ),
     "waits at stores in a world": Purpose(
         "waits for the ranks before this one of a whole world, and no others",
         {"torch.distributed.Store": ("get", "multi_get", "wait")},

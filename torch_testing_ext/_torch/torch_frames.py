@@ -109,6 +109,36 @@ def is_vote(issuer: Any) -> bool:
     return issuer is not None and issuer.f_code.co_name in VOTES
 
 
+# Python files whose functions issue operations in C++, which waits for them at once: 2.11 to 2.15.
+_WAIT_IN_CPP = (os.path.join("torch", "distributed", "utils.py"), os.path.join("nn", "parallel", "distributed.py"))
+
+
+def is_awaited_in_cpp(issuer: Any) -> bool:
+    """Whether DDP issues the operation when it is made, or before a forward pass: then C++ waits for it at once."""
+    return issuer is not None and issuer.f_code.co_filename.endswith(_WAIT_IN_CPP)
+
+
+def is_of_reducer(issuer: Any) -> bool:
+    """Whether C++ issues the operation in a backward pass, as DDP's reducer does, which waits at the end of the pass.
+
+    `_engine_run_backward`: 2.11 to 2.15.
+    """
+    return issuer is not None and issuer.f_code.co_name == "_engine_run_backward"
+
+
+def call_of_objects(frame: Any) -> str:
+    """The function of torch.distributed that makes an object of what it has received."""
+    return str(frame.f_code.co_name)
+
+
+def is_in_checkpoint(frame: Any) -> bool:
+    """Whether a distributed checkpoint is on the stack."""
+    folder = os.path.join(TORCH_FOLDER, "distributed", "checkpoint", "")
+    while frame is not None and not frame.f_code.co_filename.startswith(folder):
+        frame = frame.f_back
+    return frame is not None
+
+
 def is_for_join(issuer: Any) -> bool:
     """Whether the operation tells ranks without inputs that this one goes on.
 

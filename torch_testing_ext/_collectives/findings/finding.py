@@ -109,10 +109,11 @@ class Finding:
         return f"{lines}\n\n{rows}"
 
     def _folded(self) -> list[str]:
-        """The lines; of many ranks, those that did the same at one place share one."""
+        """The lines; of many ranks, those that did the same at one place share one, those that are blamed first."""
         if len(self.lines) <= MOST_LINES:
             return [str(line) for line in self.lines]
-        alike = grouped((line[1:] if isinstance(line, Doing) else line, line) for line in self.lines)
+        in_order = sorted(self.lines, key=lambda line: isinstance(line, Doing) and line.rank not in self.ranks)
+        alike = grouped((line[1:] if isinstance(line, Doing) else line, line) for line in in_order)
         folded = []
         for lines in alike.values():
             first = lines[0]

@@ -20,6 +20,7 @@ from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.torch_frames import (
     FUNCTIONS_WITH_PARTS,
+    is_awaited_in_cpp,
     is_called_as,
     is_of_program,
     issuer_of,
@@ -111,6 +112,8 @@ class CallRecorder:
         site, parts = self._place_of(kernel.f_back)
         blocks = operation_hook.is_synchronous(spec, args)
         blocks = blocks or (spec.is_p2p and is_called_as(spec.kind, issuer_of(kernel)))
+        # Elsewhere, the rank is seen to wait.
+        blocks = blocks or (self._without_data and is_awaited_in_cpp(issuer_of(kernel)))
         op = operation_hook.hook.reduce_op_of(spec, args)
         form = _CallForm(spec.name, known[0], inputs, outputs, op, root, peer, tag, splits, timeout, blocks, parts)
         what = self._whats.get(form)
@@ -122,7 +125,9 @@ class CallRecorder:
         other = None
         try:
             for check in self._after:
-                other = check.after(spec, args, result, known[1], known[0])
+                replaced = check.after(spec, args, result, known[1], known[0])
+                if replaced is not None:
+                    result = other = replaced
         except Exception as error:
             self._keep(error)
             raise

@@ -1,7 +1,7 @@
 """Progress of a world: each rank goes on as a real one would, until all have ended or nobody can go on.
 
-A collective is over when all members have issued it, a receive when its message was sent, a send at once or, if sends
-are not buffered, when its message is received. A rank waits in a call that blocks, and where its host waits. Each call
+A collective is over when all members have issued it, a message when both of its ranks have. If sends are buffered, a
+rank does not wait for that in a send. A rank waits in a call that blocks, and where its host waits. Each call
 is looked at once, and each wait once more for what ends it.
 """
 
@@ -47,6 +47,7 @@ class Progress:
         self._blocked: dict[int, tuple[_Event, RankStep, HostWait | None]] = {}
         # Inboxes that a rank receives from any other in: messages are counted there.
         self._from_any = self._inboxes_of_any()
+        self._sent: Counter[_Event] = Counter()
         self._received: Counter[_Event] = Counter()
         self._ready = deque(range(len(world.records)))
         while self._ready:
@@ -103,22 +104,18 @@ class Progress:
             event: _Event = (group.number, call.place)
             self._arrive(event, rank, len(group.shared.ranks))
             return event
-        own = group.own
-        if call.kind == "send":
-            inbox: _Event = (group.number, call.peer, call.tag)
-            sent: _Event = (*inbox, own, call.place, "sent")
-            received: _Event = (*inbox, own, call.place, "received")
-            if inbox in self._from_any:
-                self._arrived[inbox] += 1
-                sent = received = (*inbox, self._arrived[inbox])
-            self._happen(sent, self._depth[rank] + 1)
-            return None if self._buffered or inbox in self._from_any else received
-        inbox = (group.number, own, call.tag)
+        is_sent = call.kind == "send"
+        target, source = (call.peer, group.own) if is_sent else (group.own, call.peer)
+        inbox: _Event = (group.number, target, call.tag)
         if inbox in self._from_any:
-            self._received[inbox] += 1
-            return (*inbox, self._received[inbox])
-        self._happen((*inbox, call.peer, call.place, "received"), self._depth[rank] + 1)
-        return (*inbox, call.peer, call.place, "sent")
+            # Which send belongs to which receive is not known: they are counted, and nobody waits in a send.
+            counted = self._sent if is_sent else self._received
+            counted[inbox] += 1
+            message: _Event = (*inbox, counted[inbox])
+        else:
+            message = (*inbox, source, call.place)
+        self._arrive(message, rank, 2)
+        return None if is_sent and (self._buffered or inbox in self._from_any) else message
 
     def _arrive(self, event: _Event, rank: int, members: int) -> None:
         self._arrived[event] += 1
@@ -131,6 +128,7 @@ class Progress:
         self._depths[event] = depth
         for rank in self._waiting.pop(event, ()):
             del self._blocked[rank]
+            self._depth[rank] = max(self._depth[rank], depth)
             # Where the host waits, the rank looks again at all that it waits for.
             self._ready.append(rank)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import multiprocessing.process
 import os
 import sys
@@ -20,6 +21,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogWriter
+from torch_testing_ext._collectives.sanitizer.watched_works import WaitCheck
 from torch_testing_ext._collectives.worlds.world_records import CUT
 from torch_testing_ext._collectives.worlds.world_views import not_in_world
 from torch_testing_ext._process import ends
@@ -28,6 +30,7 @@ from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.rank_accounts import account_for_skip
 from torch_testing_ext._testing.bases.world_values import RankUses, WaitLog
 from torch_testing_ext._tests.source_files import is_library
+from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits
 from torch_testing_ext._torch.replacing import replace_for_good
@@ -77,14 +80,38 @@ class RankInWorld:
         self._store = _StoreOfWorld(context.directory / "store_of_world", context.world_size)
         self._log = LogWriter(log_of(context.directory, context.rank))
         waits = WaitLog()
-        self._recorder = CallRecorder(self._log, [waits], without_data=True)
+        self._works = WaitCheck(self._note, lambda: self._recorder.site())
+        self._recorder = CallRecorder(self._log, [waits, self._works], without_data=True)
         self.uses = RankUses(self._on_wait, self._on_value)
         waits.uses = self.uses
+        # Whether the program has made the default group, which is there before.
+        self._is_initialized = False
         # What has been noted of values, and where.
         self._noted: set[tuple[str, str, int]] = set()
 
     def _on_wait(self, number: int) -> None:
         self._log.wait(number, self._recorder.site())
+
+    def _note(self, kind: str, text: str, site: int, issued: int) -> None:
+        self._log.note({"kind": kind, "text": text, "issued": issued}, site)
+
+    # -- a listener of works and their futures, for the host's waits and for work that is used wrongly
+
+    def _on_wait_for_work(self, work: Any) -> None:
+        self.uses.waited(work)
+        self._works.waited(work)
+
+    def future_taken(self, work: Any, future: Any) -> None:
+        self.uses.future_taken(work, future)
+        self._works.future_taken(work, future)
+
+    def future_used(self, future: Any) -> None:
+        self.uses.future_used(future)
+        self._works.future_used(future)
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        self.uses.future_chained(future, result)
+        self._works.future_chained(future, result)
 
     def _on_value(self, kind: str, text: str) -> None:
         noted = kind, text, self._recorder.site()
@@ -102,10 +129,12 @@ class RankInWorld:
         self._make_groups_fake()
         self._watch_stores()
         dist.init_process_group("fake", store=self._store, rank=self._rank, world_size=self._world_size)
+        self._is_initialized = False
         self._recorder.note_groups()
         self._refuse()
         operation_hook.hook.listener = self._recorder
-        watched_waits.hooks.tell(watched_waits.WaitListener(self.uses.waited))
+        hears = watched_waits.WaitListener(self._on_wait_for_work, None, self, self._works.wait_is_over)
+        watched_waits.hooks.tell(hears)
         tensor_reads.listen_to_reads(self.uses)
         replace_for_good("waits for devices in a world", lambda name, wait: self.uses.synchronize)
         replace_for_good("memory in a world", lambda name, resize: self.uses.watched_resize(resize))
@@ -120,6 +149,7 @@ class RankInWorld:
         """The body has ended."""
         operation_hook.hook.listener = None
         self._recorder.note_groups()
+        self._works.finish()
         self._log.memory(self.uses.most)
         # The log has all: nobody needs to ask torch for it.
         watched_groups.forget_groups()
@@ -151,16 +181,21 @@ class RankInWorld:
     def _make_groups_fake(self) -> None:
         """Let each group have the fake backend, whatever it is made for, and the default group be there already."""
         init = dist.init_process_group
+        signature = inspect.signature(init)
         dataless_groups.make_groups_fake(lambda: self._recorder.note_groups(self._recorder.site()))
 
         @functools.wraps(init)
         def have(*args: Any, **kwargs: Any) -> None:
-            asked = kwargs.get("world_size", -1)
-            if not dist.is_initialized():
-                init("fake", store=self._store, rank=self._rank, world_size=self._world_size)
-            elif asked not in (-1, self._world_size):
+            asked = signature.bind_partial(*args, **kwargs).arguments.get("world_size", -1)
+            if asked not in (-1, self._world_size):
                 text = f"the program makes a world of {asked} ranks, and this one has {self._world_size}"
                 raise NotForWorlds(text, f"fixes its world size to {asked}")
+            if not dist.is_initialized():
+                init("fake", store=self._store, rank=self._rank, world_size=self._world_size)
+            elif self._is_initialized:
+                # It says that the group is there.
+                init(*args, **kwargs)
+            self._is_initialized = True
 
         replace_for_good("start of a world", lambda name, original: have)
 
@@ -188,6 +223,11 @@ class RankInWorld:
 
         replace_for_good("waits at stores in a world", waiting)
 
+    def _next_source(self, number: int) -> int:
+        """A rank that may have sent a message which any rank may send; which one it is, no rank of a world knows."""
+        others = self._world_size - 1
+        return (self._rank + 1 + number % others) % self._world_size if others else 0
+
     def _refuse(self) -> None:
         """Refuse what would reach out of the world: it would hang, or do harm."""
 
@@ -205,8 +245,17 @@ class RankInWorld:
         def nccl(*_: object, **__: object) -> None:
             raise _refusal("calls NCCL itself")
 
+        def own_objects(name: str, original: Any) -> Callable[..., Any]:
+            def make(*args: Any, **kwargs: Any) -> Any:
+                caller = torch_frames.call_of_objects(sys._getframe(1))
+                if caller in ("all_gather_object", "gather_object"):
+                    raise _refusal_of_objects(caller)
+                return original(*args, **kwargs)
+
+            return make
+
         def receive_objects(*_: object, **__: object) -> None:
-            raise _refusal("calls recv_object_list(), which waits for objects of another rank")
+            raise _refusal_of_objects("recv_object_list")
 
         def of_source(function: Callable[..., Any]) -> Callable[..., Any]:
             """The function, which only the source may call: others wait for its objects."""
@@ -219,7 +268,7 @@ class RankInWorld:
                 if given.get("group_src") is not None:
                     source, own = given["group_src"], dist.get_rank(given.get("group"))
                 if (source or 0) != own:
-                    raise _refusal(f"calls {function.__name__}(), which waits for objects of another rank")
+                    raise _refusal_of_objects(function.__name__)
                 return function(*args, **kwargs)
 
             return call
@@ -232,6 +281,12 @@ class RankInWorld:
             "monitored_barrier": lambda group=None, *_, **__: dist.barrier(group),
         }
         replace_for_good("objects in a world", lambda name, original: replaced[name])
+        replace_for_good("objects of others in a world", own_objects)
+        # Each of the others in turn: as if all sent as much.
+        sources = itertools.count()
+        replace_for_good(
+            "sources of messages in a world", lambda name, original: lambda work: self._next_source(next(sources))
+        )
         sys.addaudithook(refuse)
         multiprocessing.process.BaseProcess.start = start  # type: ignore[method-assign, assignment]
         replace_for_good("sockets in a world", lambda name, original: store)
@@ -271,6 +326,14 @@ class _StoreOfWorld(FakeStore):
 
     def delete_key(self, key: str) -> Any:
         return self._made().delete_key(key)
+
+
+def _refusal_of_objects(function: str) -> NotForWorlds:
+    if torch_frames.is_in_checkpoint(sys._getframe(1)):
+        what = f"has a distributed checkpoint, which calls {function}() for objects of other ranks"
+        text = f"the program {what}, and these do not communicate: leave it out of the step, or give it no_dist=True"
+        return NotForWorlds(text, what)
+    return _refusal(f"calls {function}(), which waits for objects of another rank")
 
 
 def _refusal(what: str) -> NotForWorlds:

@@ -12,6 +12,7 @@ from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of
 from torch_testing_ext._collectives.records.raw_records import RawRecord
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogReader
 from torch_testing_ext._collectives.worlds import world_traffic, world_views
+from torch_testing_ext._collectives.worlds.unknown_values import after_unknown_value
 from torch_testing_ext._collectives.worlds.world_progress import Progress, judge
 from torch_testing_ext._collectives.worlds.world_records import COMPARED, CUT, READ, WorldRecords
 from torch_testing_ext._process.words import few
@@ -70,6 +71,7 @@ class WorldFacts:
         """The evidence with what is wrong with the world, and with its ranks."""
         finding = judge(self.records, self.progress, bool(self.cuts), evidence.expected.may_differ)
         if finding is not None:
+            finding = after_unknown_value(self.records, finding)
             classes = few([str(alike) for alike in self.records.classes])
             finding = replace(finding, table=finding.table or tuple(classes))
         reports = tuple(replace(report, found=self._found_by(report.rank)) for report in evidence.reports)

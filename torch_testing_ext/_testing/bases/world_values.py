@@ -32,13 +32,16 @@ class WaitLog(Check):
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> Any:
         outputs = outputs_of(spec, args)
-        is_vote = spec.kind == "recv" and torch_frames.is_vote(torch_frames.issuer_of(sys._getframe(2)))
+        issuer = torch_frames.issuer_of(sys._getframe(2))
+        is_vote = spec.kind == "recv" and torch_frames.is_vote(issuer)
         if is_vote:
             # As this one.
             outputs[0].fill_(1)
         complete = works.with_complete_work(result, outputs or inputs_of(spec, args))
         is_awaited = operation_hook.is_synchronous(spec, args)
         self.uses.issued(number, None if is_awaited else works.work_of(complete), [] if is_vote else outputs)
+        if torch_frames.is_of_reducer(issuer):
+            self.uses.awaited_after_backward(number)
         return complete
 
 
@@ -54,6 +57,10 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._depends: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}
+        # The futures of works, each with its work.
+        self._futures: list[tuple[Any, Any]] = []
+        # What the reducer of DDP has issued in the backward pass that runs.
+        self._in_backward: list[int] = []
         self._bytes = 0
         self.most = 0
         # A value of other ranks has been read.
@@ -123,6 +130,29 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         _, number = self._works.pop(id(work), (None, None))
         if number is not None:
             self._on_wait_for(number)
+
+    def awaited_after_backward(self, number: int) -> None:
+        """C++ waits for a call at the end of the backward pass that runs."""
+        if not self._in_backward:
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        self._in_backward.append(number)
+
+    def _backward_ends(self) -> None:
+        issued, self._in_backward = self._in_backward, []
+        for number in issued:
+            self._on_wait_for(number)
+
+    def future_taken(self, work: Any, future: Any) -> None:
+        """Somebody has the future of a work, and may wait for that."""
+        self._futures.append((future, work))
+
+    def future_used(self, future: Any) -> None:
+        for known, work in self._futures:
+            if known is future:
+                self.waited(work)
+
+    def future_chained(self, future: Any, result: Any) -> None:
+        self._futures += [(result, work) for known, work in self._futures if known is future]
 
     def synchronize(self, *_: object, **__: object) -> None:
         """Stands for `synchronize` of devices."""
