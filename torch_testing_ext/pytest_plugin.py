@@ -223,7 +223,7 @@ def _install() -> None:
 
 
 def _is_launched() -> bool:
-    """Has a launcher such as torchrun perhaps started this process? What is imported then finds out."""
+    """Whether a launcher such as torchrun may have started this process. Modules that are imported then find out."""
     return launcher_variables.may_be_rank(os.environ)
 
 
@@ -302,7 +302,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _concerns_us(item: Any) -> bool:
-    """Has a test a mark of ours or a fixture of ranks? Asked again at each step, since hooks add marks."""
+    """Whether a test has a mark of ours or a fixture of ranks. Each step asks again, since hooks add marks."""
     if "dist_env" in getattr(item, "fixturenames", ()):
         return True
     return any(mark.name in _MARKS for mark in item.iter_markers())

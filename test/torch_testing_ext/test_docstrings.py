@@ -25,9 +25,10 @@ class TestDocstrings(unittest.TestCase):
     def test_headless_docstrings_are_found(self):
         source = '"""What it is."""\nclass A:\n    """How it goes: so."""\n    def f():\n        """Asks."""\n'
         source += "async def g():\n    '''\n    As for h.\n\n    More.'''\ndef h():\n    'Whether it is.'\n"
+        source += "def i():\n    'Is it so? It may be.'\ndef j():\n    'Have it done.'\n"
         self.assertEqual(
             list(headless_docstrings(source)),
-            [(1, "What it is."), (3, "How it goes: so."), (7, "As for h.")],
+            [(1, "What it is."), (3, "How it goes: so."), (7, "As for h."), (14, "Is it so? It may be.")],
         )
 
 

@@ -141,7 +141,7 @@ class Cell(NamedTuple):
     brief: str = ""
 
     def did_in(self, columns: int) -> str:
-        """What they did, in at most so many columns."""
+        """The acts of the ranks, in at most so many columns."""
         return self.did if width(self.did) <= columns else cut(self.brief or self.did, columns)
 
     @property

@@ -126,7 +126,7 @@ class Leader(Participant):
         self.last_failed: JudgedExample | None = None
         # The example of `last_failed`, as a call of the test.
         self.failed_example = ""
-        # Those of the latest example, before each rank takes its share.
+        # The arguments of the latest example, before each rank takes its share.
         self.arguments: dict[str, Any] = {}
         # The ranks whose outcome of the current example is known.
         self.ended: dict[int, ExampleOutcome] = {}

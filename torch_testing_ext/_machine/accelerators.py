@@ -24,7 +24,7 @@ from torch_testing_ext._torch.devices import accelerator_state, build_options, c
 # A process has this open once ROCm is initialised in it, by whichever library.
 _OPEN_WHEN_IN_USE = "/dev/kfd"
 _driver_is_initialised = False
-# Those that PyTorch's own tests name.
+# Backends of extensions that PyTorch's own tests name.
 _BACKENDS_OF_EXTENSIONS = ("hccl",)
 NO_DEVICE: tuple[str | None, int] = (None, 0)
 device_may_exist = build_options.device_may_exist
@@ -56,7 +56,7 @@ def ranks_for(needed: int) -> int:
 
 
 def need_accelerators(backend: str | None) -> bool:
-    """Does this backend need an accelerator for each rank? Parts for several types of devices, as in torch."""
+    """Whether this backend, which may have parts for several types of devices, needs an accelerator for each rank."""
     return any(_is_of_accelerators(name) for name in backend_names.names_in(backend or ""))
 
 
@@ -88,7 +88,7 @@ def runtime() -> str | None:
 
 
 def peers_have_access() -> bool:
-    """Are there several CUDA devices of compute capability 8.0 or higher that can all read each other's memory?"""
+    """Whether several CUDA devices of compute capability 8.0 or higher can all read each other's memory."""
     facts = device_facts() if device_count() > 1 else ()
     if not facts or facts[0].capability < (8, 0):
         return False
@@ -159,7 +159,7 @@ def unsafe_to_fork() -> str | None:
 
 
 def _cuda_driver_is_initialised() -> bool:
-    """Has any library initialised CUDA's driver in this process, or in one that it was forked from after this call?
+    """Whether a library has initialised CUDA's driver here, or in a process that this one was forked from since.
 
     The driver itself answers, if it is loaded. The files that are open do not tell: NVML opens the same ones.
     """

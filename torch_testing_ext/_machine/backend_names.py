@@ -16,6 +16,6 @@ def names_in(backend: str) -> list[str]:
 
 
 def uses_nccl(backend: str | None) -> bool:
-    """Is this NCCL, under any of its names, for any type of device?"""
+    """Whether this is NCCL, under any of its names, for any type of device."""
     names = names_in(backend or "")
     return any(name in NCCL for name in names)

@@ -34,7 +34,7 @@ DEVICE_ASSERT_MARKERS = (
 
 
 def has_device_side_assert(output: str) -> bool:
-    """Does the output of a process show an assertion that failed in a kernel?"""
+    """Whether the output of a process shows an assertion that failed in a kernel."""
     return any(marker in output for marker in DEVICE_ASSERT_MARKERS)
 
 
@@ -96,13 +96,13 @@ def answering_for_torch() -> Iterator[None]:
 
 
 def has_triton() -> bool:
-    """Can Triton compile for the devices here? To answer, torch itself would initialise CUDA in this process."""
+    """Whether Triton can compile for the devices here. To answer, torch would initialise CUDA in this process."""
     with answering_for_torch():
         return fsdp_parts.has_triton()
 
 
 def evaluate_gfx_arch_within(arch_list: Iterable[str]) -> bool:
-    """Is the architecture of ROCm's first device one of these? PyTorch lets an environment variable replace it."""
+    """Whether ROCm's first device has one of these architectures. PyTorch lets an environment variable replace it."""
     if not flag("TEST_CUDA"):
         return False
     override = os.environ.get("PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE")
@@ -142,7 +142,7 @@ IS_SM12X = _exactly(lambda version: version[0] == 12)
 
 
 def _is_thor(version: Version) -> bool:
-    """Is this the capability of a Jetson Thor? CUDA 13 numbers this board differently."""
+    """Whether this is the capability of a Jetson Thor. CUDA 13 numbers this board differently."""
     return version == ((11, 0) if cuda_version() >= (13,) else (10, 1))
 
 

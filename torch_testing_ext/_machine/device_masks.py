@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder
 
-# By kind of accelerator: the variables that mask it, the one that takes precedence first.
+# The variables that mask each kind of accelerator, the one that takes precedence first.
 MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     # These number the devices that ROCR_VISIBLE_DEVICES leaves.

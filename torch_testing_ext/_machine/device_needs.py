@@ -19,7 +19,7 @@ class DeviceFacts:
 
     # The model.
     name: str = ""
-    # In bytes; 0 if unknown.
+    # Its memory in bytes; 0 if unknown.
     memory: int = 0
     # The compute capability, for CUDA.
     capability: tuple[int, int] = (0, 0)
@@ -46,7 +46,7 @@ class DeviceNeeds:
 
     @property
     def of_several(self) -> bool:
-        """Is something needed that one device alone cannot have?"""
+        """Whether something is needed that one device alone cannot have."""
         return self.peer_access or self.nvlink
 
     @classmethod
@@ -154,7 +154,7 @@ def groups_that_meet(
 
 
 def _are_connected(device: DeviceFacts, other: int, needs: DeviceNeeds) -> bool:
-    """Is a device connected with the one of that number as the needs say?"""
+    """Whether a device is connected with the one of that number as the needs say."""
     if needs.nvlink and other not in (device.nvlinks or ()):
         return False
     return not needs.peer_access or other in device.peers

@@ -86,7 +86,7 @@ def _has_cuda_build_of(name: str) -> Flag:
 
 
 def _has_cuda_python_bindings() -> bool:
-    """Is cuda-python installed, in a variant that works with this torch?"""
+    """Whether cuda-python is installed, in a variant that works with this torch."""
     if not _module("cuda.bindings")():
         return False
     if torch.version.cuda is not None or torch.version.hip is None:

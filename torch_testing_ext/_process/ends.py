@@ -14,7 +14,7 @@ from .signals import signal_group, signal_name
 
 # A helper process that exits right after its test is not a leak.
 FOR_HELPERS = 0.1
-# Before SIGKILL.
+# Seconds from SIGTERM to SIGKILL.
 AFTER_SIGTERM = 0.2
 SIGTERM_DID_NOT_END_IT = f"SIGTERM did not end it in {AFTER_SIGTERM} s, SIGKILL did"
 

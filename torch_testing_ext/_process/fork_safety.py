@@ -33,7 +33,7 @@ _ENDING = 1.0
 
 
 class ForkHistory:
-    """How this process came to be, as far as its threads depend on that."""
+    """The origin of this process, as far as its threads depend on that."""
 
     def __init__(self) -> None:
         # The process that is known not to lack any thread.

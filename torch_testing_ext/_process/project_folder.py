@@ -38,7 +38,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def is_checkout(folder: Path) -> bool:
-    """Is this a checkout of PyTorch, or a project that keeps its tests in the same folder?"""
+    """Whether this is a checkout of PyTorch, or a project that keeps its tests in the same folder."""
     return (folder / "test").is_dir()
 
 

@@ -163,7 +163,7 @@ class _OfItem(Host):
     def __init__(self, item: Any, spec: RankSpec):
         self.item = item
         self.spec = spec
-        # Of each rank that failed by itself, the reason if that was expected.
+        # Why each rank that failed by itself was expected to.
         self.xfails: list[str | None] = []
 
     def in_world(self, size: int) -> Host:

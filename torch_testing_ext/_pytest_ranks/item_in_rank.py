@@ -71,7 +71,7 @@ class RankTest:
 
 
 def is_rank() -> bool:
-    """Is this process a rank of a marked test?"""
+    """Whether this process is a rank of a marked test."""
     context = launch.current_context()
     return context is not None and isinstance(context.inherited, RankTest)
 
@@ -186,7 +186,7 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     judged = reports.judge(report)
     is_xpass = judged.passed_against_xfail and (parent_knows_xfail or judges_again)
     if report.failed and not is_xpass:
-        # Of an error that was raised there is an account already, which is kept.
+        # An error that was raised has an account already, which is kept.
         account.failed(PartFailed(report), assertion=True, traceback=judged.text)
     elif judged.outcome is TestOutcome.SKIPPED and account.account is None:
         rank_accounts.account_for_skip(account, judged.reason)

@@ -63,7 +63,7 @@ _KEYWORDS = ("backend", "devices", "init", "isolated", "scope", "timeout")
 _SCOPES = ("function", "class", "module", "package", "session")
 
 
-# Of these, the ones that ranks can have, too.
+# The scopes that ranks can have, too.
 _SCOPES_OF_RANKS = _SCOPES[:3]
 
 
@@ -365,7 +365,7 @@ def rank_side(item: pytest.Function, spec: RankSpec | None = None) -> frozenset[
 
 
 def _needs_ranks(definitions: tuple[Any, ...], in_ranks: set[str]) -> bool:
-    """Does a fixture, by one of its definitions, ask for one of those that are set up in ranks?"""
+    """Whether a fixture, by one of its definitions, asks for one of those that are set up in ranks."""
     arguments: set[str] = set()
     for definition in definitions:
         arguments.update(definition.argnames)
@@ -384,7 +384,7 @@ def _ours(item: Any) -> set[str]:
 
 
 def _is_ours(name: str, definitions: tuple[Any, ...]) -> bool:
-    """Does a name stand for our fixture, perhaps for one that extends it, and not for one of the project?"""
+    """Whether a name stands for our fixture, perhaps for one that extends it, and not for one of the project."""
     for definition in reversed(definitions):
         if getattr(definition.func, "__module__", "") == PLUGIN:
             return True
@@ -432,7 +432,7 @@ def _check_fixture(name: str, definition: Any, spec: RankSpec, need: str) -> Non
 
 
 def _is_async(function: Any) -> bool:
-    """Does a fixture need an event loop? Older releases of pytest-asyncio replace it by a function of theirs."""
+    """Whether a fixture needs an event loop. Older releases of pytest-asyncio replace it by a function of theirs."""
     module = getattr(function, "__globals__", {}).get("__name__", "")
     if module.startswith(("pytest_asyncio", "anyio")):
         function = inspect.unwrap(function)
@@ -505,7 +505,7 @@ def _fault(why: object) -> str:
 
 
 def were_read(item: Any) -> bool:
-    """Are the marks that a test has now those that were read before it was set up?"""
+    """Whether the marks that a test has now are those that were read before it was set up."""
     return _are_same(item.stash.get(_READ, ()), marks_of(item))
 
 

@@ -46,7 +46,7 @@ class StandaloneTest:
     node: str
     # Of its file.
     path: str
-    # Of the parent's session, pickled: those of plugins may have any type.
+    # The options of the parent's session, pickled: those of plugins may have any type.
     options: bytes
     search_path: tuple[str, ...]
     parent: int

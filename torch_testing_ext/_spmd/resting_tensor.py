@@ -1,4 +1,4 @@
-"""What models and optimizers hold between calls: DTensors with which nothing goes wrong in silence."""
+"""The DTensors that models and optimizers hold between calls, with which nothing goes wrong in silence."""
 
 import copy
 from typing import Any
@@ -139,7 +139,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """What torch computes with DTensors."""
+    """The result that torch computes with DTensors."""
     originals: dict[int, RestingTensor] = {}
     kept = []
 
@@ -172,7 +172,7 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
 
 @torch.no_grad()
 def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTensor]) -> Any:
-    """What a plain tensor would get. All ranks draw the numbers of the whole, and keep their rows."""
+    """The numbers that a plain tensor would get. All ranks draw the numbers of the whole, and keep their rows."""
     wholes: dict[int, tuple[RestingTensor, torch.Tensor]] = {}
     reads = reads_values(func)
 

@@ -23,7 +23,7 @@ class TestOutcome(enum.Enum):
 
     @property
     def counts_as(self) -> TestOutcome:
-        """What the test adds to in the last line of a report, unless the run has a stricter policy: one of VERDICTS."""
+        """The outcome that the last line of a report counts, unless the run is stricter: one of VERDICTS."""
         if self in _PASSES:
             return TestOutcome.PASSED
         return self if self is TestOutcome.SKIPPED else TestOutcome.FAILED

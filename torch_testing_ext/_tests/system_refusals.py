@@ -1,4 +1,4 @@
-"""What the system has refused to a process that runs tests, and what to do about it."""
+"""Refusals of the system to a process that runs tests, each with what to do about it."""
 
 import errno
 import os

@@ -9,7 +9,7 @@ from typing import Any
 
 from .points import Point, checked_rank
 
-# By fault: the exit code of a process that ends by it.
+# The signal by which each of these faults ends its process.
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}
 
 

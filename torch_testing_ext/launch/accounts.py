@@ -97,7 +97,7 @@ class RaisedError:
     details: str = ""
     # A line for each exception that it contains, or was raised after.
     related: tuple[str, ...] = ()
-    # Of a property that was tried when a peer was lost.
+    # The example of a property that was tried when a peer was lost.
     example: str = ""
 
     @property

@@ -21,7 +21,7 @@ class Cause(enum.Enum):
 
     @property
     def is_of_peers(self) -> bool:
-        """Does the exception follow from what other ranks do?"""
+        """Whether the exception follows from what other ranks do."""
         return self in (Cause.LOST_PEER, Cause.TIMED_OUT)
 
 
@@ -39,7 +39,7 @@ def cause_of(error: BaseException) -> Cause:
 
 
 def is_of_lost_peer(error: BaseException) -> bool:
-    """Does an exception say that another rank has ended?"""
+    """Whether an exception says that another rank has ended."""
     return cause_of(error) is Cause.LOST_PEER
 
 

@@ -50,7 +50,7 @@ def _line_of(frame: FrameType, until: TracebackType | None) -> int:
 
 
 def _is_handled(file: str, raised: int, line: int) -> bool:
-    """Is an exception of the line `raised` handled at `line`: in an `except` that does not raise again?
+    """Whether an exception of the line `raised` is handled at `line`: in an `except` that does not raise again.
 
     True also where the source is not known.
     """

@@ -174,7 +174,7 @@ def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen
 
 
 def _is_victim(report: RankReport, fault: Fault) -> bool:
-    """Did this rank only lose its peer, or was it ended for the failure of another?"""
+    """Whether this rank only lost its peer, or was ended for the failure of another."""
     first = fault.first
     has_failed = first is not None and first.ending.is_failure and first.ending is not RankEnding.STOPPED
     return is_victim(report) or (has_failed and report.ending is RankEnding.STOPPED)
@@ -338,6 +338,6 @@ def _other_sentences(fault: Fault) -> list[str]:
 
 
 def _screen_follows(fault: Fault) -> bool:
-    """Does what was found only say that the others wait for the culprits?"""
+    """Whether the finding only says that the others wait for the culprits."""
     found = fault.finding
     return found is not None and found.kind is FindingKind.ABANDONED and set(found.ranks) <= set(fault.culprits)

@@ -338,7 +338,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
 
 
 def _has_answered(link: socket.socket, answer: bytes) -> bool:
-    """Has the rank given this answer, or closed its end? Other bytes are signals that the test has handlers for."""
+    """Whether the rank has given this answer, or closed its end. Other bytes are signals that the test handles."""
     try:
         received = link.recv(4096)
     except BlockingIOError:

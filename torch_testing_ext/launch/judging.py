@@ -277,7 +277,7 @@ def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
 
 
 def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) -> bool:
-    """Does a mismatch come before the error of this rank, which may follow from it?
+    """Whether a mismatch comes before the error of this rank, which may follow from it.
 
     The call of the rank is on the line that has raised, or above it in a function through which the error came, and
     the test has not gone on after an error of that call. What an `except` or a `finally` calls is below.
@@ -293,7 +293,7 @@ def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) 
 
 
 def _failed_alike(one: RankReport, other: RankReport) -> bool:
-    """Have two ranks failed at the same place in the same way, whatever the values?"""
+    """Whether two ranks have failed at the same place in the same way, whatever the values."""
     if one is other:
         return True
     if one.ending is not other.ending or one.code != other.code:
@@ -309,7 +309,7 @@ def _of_all(ranks: Sequence[int], size: int) -> str:
 
 
 def _may_follow_from(cause: Finding, crash: RankReport) -> bool:
-    """May a failure be due to this fault? gloo aborts for a mismatch; a buffer that is freed may end a rank anyhow."""
+    """Whether a failure may be due to this fault. gloo aborts for a mismatch; a freed buffer may end a rank anyhow."""
     is_race = cause.kind in (FindingKind.RACE, FindingKind.UNWAITED)
     has_crashed = crash.ending is RankEnding.KILLED or _NO_SUCH_MEMORY in crash.summary
     return crash.in_flight is None and (crash.code == -signal.SIGABRT or (is_race and has_crashed))

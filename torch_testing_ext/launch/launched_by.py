@@ -90,7 +90,7 @@ class Launched:
             sign.bind(self.sign_of(self.rank))
 
     def is_with(self, environ: Mapping[str, str], parent: int) -> bool:
-        """Has a process with these variables and this parent been started as another rank of this launch?"""
+        """Whether a process with these variables and this parent was started as another rank of this launch."""
         other = Launched.read(environ, parent)
         if other is None or other.rank == self.rank:
             return False

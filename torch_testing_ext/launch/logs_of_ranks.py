@@ -237,7 +237,7 @@ class LiveLogs:
         return endless_mismatch(list(records.values()), latest, self._rules)
 
     def _is_certain(self, mismatch: Finding, now: float, pending: Sequence[int]) -> bool:
-        """Was it there at the last step, and has every rank come that would show more?"""
+        """Whether it was there at the last step, and every rank has come that would show more."""
         if self._candidate is None or mismatch.sentence != self._candidate.sentence:
             return False
         is_complete = not set(mismatch.awaited).intersection(pending)

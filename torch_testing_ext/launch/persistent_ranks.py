@@ -155,7 +155,7 @@ class PersistentRanks:
         return range(self.run.job.world_size)
 
     def is_complete(self) -> bool:
-        """Are all ranks still running?"""
+        """Whether all ranks are still running."""
         while self.run.wait_for_event(until=now()):
             pass
         return not self.run.lost and len(self.run.alive) == len(self._ranks())
@@ -242,12 +242,12 @@ class _TaskWatcher(RankWatcher):
         self.run.dump(self.state.stacks_timeout)
 
     def agreed(self) -> bool:
-        """Have all ranks passed, or all skipped?"""
+        """Whether all ranks have passed, or all have skipped."""
         endings = {account and account.ending for account in self.records.accounts.values()}
         return endings in ({RankEnding.PASSED}, {RankEnding.SKIPPED})
 
     def are_in_step(self) -> bool:
-        """Have the ranks issued the same? A collective that is left over would meet one of the next task."""
+        """Whether the ranks have issued the same. A collective that is left over would meet one of the next task."""
         left = [unpack_record(self.records.left(rank)) for rank in range(self.run.job.world_size)]
         if do_members_agree(left):
             return True

@@ -21,7 +21,7 @@ class RankContext:
     # The files of the run, the same for all ranks.
     directory: Path
     account: AccountWriter
-    # Of torch, random and NumPy; None: as in this process.
+    # The seed of torch, random and NumPy; None: as in this process.
     seed: int | None = None
     # gloo's groups end with the process.
     fast_exit: bool = True

@@ -176,10 +176,10 @@ def ended(report: RankReport) -> str:
 
 
 def is_victim(report: RankReport) -> bool:
-    """Did this rank fail because another rank ended?"""
+    """Whether this rank failed because another rank ended."""
     return report.ending is RankEnding.ERROR and report.error.cause is Cause.LOST_PEER
 
 
 def failed_by_itself(report: RankReport) -> bool:
-    """Did this rank fail, neither as a victim nor because it was ended?"""
+    """Whether this rank failed, neither as a victim nor because it was ended."""
     return report.ending.is_failure and report.ending is not RankEnding.STOPPED and not is_victim(report)

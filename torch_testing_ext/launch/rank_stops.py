@@ -20,7 +20,7 @@ _context: StopContext | None = None
 _NO_FAILURES = (CannotStop, KeyboardInterrupt, SystemExit)
 
 
-# Of unittest, of pytest, and of a debugger, which this package does not import.
+# Exceptions of unittest, of pytest, and of a debugger, which this package does not import.
 _NO_FAILURES_OF_OTHERS = ("SkipTest", "Skipped", "BdbQuit")
 
 
@@ -29,7 +29,7 @@ def prepare(context: StopContext) -> None:
     global _context
     _context = context
     if context.terminal.is_chosen:
-        # Of the process that this one was forked off.
+        # The trace function of the process that this one was forked off.
         sys.settrace(None)
     hook: Any = sys.breakpointhook
     is_ours = getattr(hook, "func", None) is _stop

@@ -13,7 +13,7 @@ from torch_testing_ext._process import system
 from torch_testing_ext._tests import launcher_variables, notes, system_refusals
 from torch_testing_ext.launch.launched_by import SET_BY_US
 
-# Of each job that runs at the same time on a machine, "host:port".
+# The address of NCCL's RAS, "host:port", one for each job that runs at the same time on a machine.
 ADDRESS = "NCCL_RAS_ADDR"
 
 

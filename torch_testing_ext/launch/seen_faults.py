@@ -29,7 +29,7 @@ class FaultsSeen:
     happened: tuple[HappenedFault, ...] = ()
     # Calls during which a fault was to happen, and which were over before.
     missed: Mapping[int, str] = field(default_factory=dict)
-    # Of faults that have not happened, how often the rank has passed what they count.
+    # How often the rank has passed what faults count that have not happened.
     counts: Mapping[int, int] = field(default_factory=dict)
     # All that the rank has passed.
     passed: Mapping[str, int] = field(default_factory=dict)

@@ -145,7 +145,7 @@ class Launcher:
         return self.server
 
     def _suits(self, server: ForkServerClient, wanted: str) -> bool:
-        """Would this setting choose such a server? After another setting, a better method may be possible again."""
+        """Whether this setting would choose such a server. After another, a better method may be possible again."""
         first, *others = _METHODS_OF[wanted]
         return server.method is first or (wanted == self._wanted and server.method in others)
 
@@ -212,7 +212,7 @@ class Launcher:
             run.server.send(Preload(modules))
 
 
-# Of each setting: the start methods to try, in order.
+# The start methods that each setting tries, in order.
 _METHODS_OF = {
     "auto": (StartMethod.FORK, StartMethod.FORK_FRESH, StartMethod.SPAWN),
     "fork": (StartMethod.FORK, StartMethod.FORK_FRESH),
@@ -257,7 +257,7 @@ def _empty(directory: Path) -> None:
             entry.unlink()
 
 
-# Those of each thread: a server ends with the thread that has made it, and its loop serves no other.
+# The servers of each thread: a server ends with the thread that has made it, and its loop serves no other.
 _own = threading.local()
 
 

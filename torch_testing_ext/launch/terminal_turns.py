@@ -25,7 +25,7 @@ class StopContext:
     """The facts that a process needs to stop for the user, and its debugger, once it has stopped."""
 
     terminal: UserTerminal
-    # Of the run.
+    # The folder of the run.
     directory: Path
     # None: this process is no rank.
     rank: int | None = None

@@ -26,7 +26,7 @@ class Expected:
     faults: FaultPlan | None = None
 
     def decides(self, report: RankReport) -> bool:
-        """Does this rank's ending alone make the test fail?"""
+        """Whether this rank's ending alone makes the test fail."""
         if report.ending in (RankEnding.FAILED, RankEnding.ERROR, RankEnding.LOST, RankEnding.STOPPED):
             return True
         return report.ending.is_failure and not self.codes_are_open
@@ -87,6 +87,6 @@ class Verdict:
 
 
 def nothing_to_judge(reports: Sequence[RankReport], expected: Expected) -> bool:
-    """Have all ranks passed, as expected, and left no collectives that differ and nothing that the sanitizer found?"""
+    """Whether all ranks have passed, as expected, with equal collectives and no finding of the sanitizer."""
     left = any(r.recorder or r.issued or r.found for r in reports) or expected.faults is not None
     return all_passed(reports) and not left and not expected.codes_are_open

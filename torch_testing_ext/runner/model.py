@@ -234,12 +234,12 @@ class Policy:
     fail_leaked: bool = False
 
     def verdict(self, outcome: TestOutcome) -> TestOutcome:
-        """What an outcome counts as: one of VERDICTS."""
+        """The outcome that counts in the last line: one of VERDICTS."""
         failing = {TestOutcome.FLAKY: self.fail_flaky, TestOutcome.LEAKED: self.fail_leaked}.get(outcome)
         return TestOutcome.FAILED if failing else outcome.counts_as
 
     def verdict_on(self, finished: FinishedTest) -> TestOutcome:
-        """What a test counts as. The last attempt of a flaky test may be a failure of its own, by leaking."""
+        """The verdict on a test. The last attempt of a flaky test may be a failure of its own, by leaking."""
         verdicts = {self.verdict(finished.outcome), self.verdict(finished.last.outcome)}
         return TestOutcome.FAILED if TestOutcome.FAILED in verdicts else self.verdict(finished.outcome)
 

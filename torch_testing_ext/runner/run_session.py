@@ -463,7 +463,7 @@ def _without_work(
 ) -> Summary:
     """The summary of a run that ended before its tests were known: each file stands for its tests."""
     tests = tuple(Test(TestId(file)) for file in files)
-    # Those of a cluster are not known.
+    # The slots of a cluster are not known.
     slots = options.jobs if options.cluster is None else 1
     header = make_header(commit, Inventory(), "")
     reporters.on_event(RunBegan(tests, (), (), slots, time.time(), header=header))

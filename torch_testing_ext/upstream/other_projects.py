@@ -12,7 +12,7 @@ class Project:
 
     # The module of `torch_testing_ext.compat` that has the names which move.
     stand_in: str = ""
-    # By the module that the project imports them from: names, and what they are in that module. A module may be named
+    # Names by the module that the project imports them from, and what they are in that module. A module may be named
     # by its last parts.
     names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # Names and strings in whose lines something is left to do, and what.

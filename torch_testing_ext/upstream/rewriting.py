@@ -110,7 +110,7 @@ class Finder(cst.CSTVisitor):
     _dotted: list[tuple[cst.Attribute, str]] = field(default_factory=list)
     # Names that other imports bind.
     _bound: set[str] = field(default_factory=set)
-    # By alias of a module: its new name.
+    # The new name of a module, by its alias.
     _aliases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

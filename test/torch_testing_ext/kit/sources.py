@@ -1,6 +1,7 @@
 """Reads the package's sources: which module imports which, the names of its classes, and its docstrings."""
 
 import ast
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -183,12 +184,13 @@ def shadowing_modules(modules: Collection[str], known: Collection[str]) -> list[
 
 # "Whether" is a question with an answer; these are clauses without a main one.
 _HEADLESS = {"What", "Those", "Who", "Whose", "How", "Which", "Where", "When", "As"}
+_QUESTION = re.compile(r"(Are|Can|Did|Do|Does|Has|Have|Is|May|Must|Should|Was|Were|Will|Would) [^.]*\?")
 
 
 def headless_docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """The line and the first line of each docstring that begins with a clause instead of a verb or a noun."""
+    """The line and the first line of each docstring that begins with a clause or a question, and no verb or noun."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             docstring = ast.get_docstring(node) or ""
-            if docstring and docstring.split()[0].rstrip(",:.") in _HEADLESS:
+            if docstring and (docstring.split()[0].rstrip(",:.") in _HEADLESS or _QUESTION.match(docstring)):
                 yield node.body[0].lineno, docstring.splitlines()[0]

@@ -50,7 +50,7 @@ class _Program:
         return self._steps[self._at] if self._at < len(self._steps) else None
 
     def go_on(self, begun: set[_Place]) -> bool:
-        """Begin calls until one has to wait. Has anything changed?"""
+        """Begin calls until one has to wait. Returns whether anything has changed."""
         has_changed = False
         while self.step is not None:
             place = self.rank, self.step.call.order

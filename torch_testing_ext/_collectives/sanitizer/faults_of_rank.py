@@ -44,7 +44,7 @@ class FaultsOfRank:
         self._log = log
         self.incarnation = path.name.count(AGAIN)
         self._path = path.with_name(path.name.removesuffix(AGAIN * self.incarnation))
-        # Those that have yet to happen in this process, by their places in the plan.
+        # The faults that have yet to happen in this process, by their places in the plan.
         self._pending: dict[int, PlannedFault] = {
             index: fault
             for index, fault in enumerate(plan.faults)

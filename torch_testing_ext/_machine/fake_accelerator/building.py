@@ -183,7 +183,7 @@ def _locked(lock: Path, announce: Callable[[str], None]) -> Iterator[None]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Is the library there, with all its bytes? After a crash of the machine, a file may lack what was not synced."""
+    """Whether the library is there, with all its bytes. A crash of the machine may lose what was not synced."""
     try:
         return (folder / LIBRARY).stat().st_size == int((folder / _SIZE).read_text())
     except (FileNotFoundError, ValueError):
@@ -192,7 +192,7 @@ def _is_whole(folder: Path) -> bool:
 
 def _build(torch: Torch, compiler: Compiler, folder: Path) -> None:
     """Let the compiler write into another folder, and give it the name of this one if that succeeds. Locked."""
-    # Of processes that were killed, whose compiler may go on to write there.
+    # Folders of processes that were killed, whose compiler may go on to write there.
     for left in folder.parent.glob(f"{folder.name}.*.part"):
         shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))

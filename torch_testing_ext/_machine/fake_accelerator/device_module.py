@@ -58,7 +58,7 @@ def device_count() -> int:
 
 
 def is_available() -> bool:
-    """Are there devices?"""
+    """Whether there are devices."""
     return device_count() > 0
 
 
@@ -71,7 +71,7 @@ _lazy_init = init
 
 
 def is_initialized() -> bool:
-    """Has this process used the devices?"""
+    """Whether this process has used the devices."""
     return bool(_library.is_started())
 
 

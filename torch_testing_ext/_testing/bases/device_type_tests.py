@@ -99,7 +99,7 @@ class DeviceTypeTestBase(TestCase):
         return capabilities.BY_DEVICE_TYPE.get(cls.device_type, {})
 
     def _should_stop_test_suite(self) -> bool:
-        """Has an error left the device unusable, so that no later test of this process can pass?"""
+        """Whether an error has left the device unusable, so that no later test of this process can pass."""
         return False
 
     def run(self, result: Any = None) -> Any:

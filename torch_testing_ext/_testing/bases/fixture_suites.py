@@ -97,7 +97,7 @@ class FixtureSuite(unittest.TestSuite):
 
 
 def prevented(test: unittest.TestCase, result: Any) -> bool:
-    """Does unittest leave out this test, because its class or module fixture failed or skips?"""
+    """Whether unittest leaves out this test, because its class or module fixture failed or skips."""
     return getattr(type(test), "_classSetupFailed", False) or getattr(result, "_moduleSetUpFailed", False)
 
 

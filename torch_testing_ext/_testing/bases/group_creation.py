@@ -100,7 +100,7 @@ class GroupCreation:
                 time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
 
     def is_complete(self, group: int) -> bool:
-        """Is no peer creating the group?"""
+        """Whether no peer is creating the group."""
         try:
             _close(self.lock(fcntl.LOCK_SH | fcntl.LOCK_NB, group, _MOST_RANKS))
         except BlockingIOError:

@@ -46,7 +46,7 @@ def size() -> int:
 
 
 def is_first() -> bool:
-    """Is this process rank 0, which reports for all?"""
+    """Whether this process is rank 0, which reports for all."""
     launched = this_launch()
     return launched is not None and launched.rank == 0
 

@@ -142,7 +142,7 @@ class FailedRanks(list["tuple[int, ExcInfo]"]):
 
     @property
     def is_complete(self) -> bool:
-        """Has no override removed or added any?"""
+        """Whether no override has removed or added any."""
         return self._complete == list(self)
 
 

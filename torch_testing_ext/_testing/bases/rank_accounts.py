@@ -110,7 +110,7 @@ def _account_for_exit(account: launch.AccountWriter, code: Any) -> None:
 
 
 def may_skip(error: BaseException) -> bool:
-    """Can this exception mean a skip? An exit can, by its code."""
+    """Whether this exception can mean a skip. An exit can, by its code."""
     return isinstance(error, (unittest.SkipTest, SystemExit)) or _is_skip_of_pytest(error)
 
 

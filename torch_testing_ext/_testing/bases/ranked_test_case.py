@@ -115,7 +115,7 @@ class RankedTestCase(TestCase):
 
     @classmethod
     def _overrides(cls, *names: str) -> bool:
-        """Does the class have one of these from outside this package?"""
+        """Whether the class has one of these from outside this package."""
         for name in names:
             member = inspect.getattr_static(cls, name, None)
             if member is not None and not is_ours(getattr(member, "__func__", member)):

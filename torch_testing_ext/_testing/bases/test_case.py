@@ -227,7 +227,7 @@ class TestCase(expecttest.TestCase):
         self.assertMultiLineEqual(text, expected, f"differs from {file}; EXPECTTEST_ACCEPT=1 rewrites it")
 
     def _accepts_expected(self) -> bool:
-        """May this process rewrite expectations in the test file? Of several ranks, only one may."""
+        """Whether this process may rewrite expectations in the test file. Of several ranks, only one may."""
         return True
 
     # -- warnings and logs

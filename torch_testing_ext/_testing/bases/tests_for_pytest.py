@@ -60,12 +60,12 @@ def is_installed() -> bool:
 
 
 def looks_like_pytest(path: str) -> bool:
-    """Does a file's source look as if pytest had something to do with its tests? It may be wrong both ways."""
+    """Whether a file's source looks as if pytest had something to do with its tests. It may be wrong both ways."""
     return _LOOKS_LIKE_PYTEST.search(content_of(Path(path))) is not None
 
 
 def has_marks(test: Any) -> bool:
-    """Has a test of unittest marks of pytest, which unittest does not heed?"""
+    """Whether a test of unittest has marks of pytest, which unittest does not heed."""
     # Not imported, or not installed.
     if sys.modules.get("pytest") is None:
         return False
@@ -196,7 +196,7 @@ def _functions_of(test: Any) -> Iterator[Any]:
 
 def _unwrapped(function: Any) -> Iterator[Any]:
     """A function, and the functions that its decorators have wrapped."""
-    # By identity: some callables have an `==` of their own. The list keeps them alive.
+    # The tests by identity: some callables have an `==` of their own. The list keeps them alive.
     seen: list[Any] = []
     while function is not None and not any(function is earlier for earlier in seen):
         seen.append(function)

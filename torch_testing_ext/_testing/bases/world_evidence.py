@@ -51,7 +51,7 @@ class RecordsOfWorld(RankRecords):
 
 
 class WorldFacts:
-    """What follows from the logs of a world whose ranks have all ended by themselves."""
+    """The facts that follow from the logs of a world whose ranks have all ended by themselves."""
 
     def __init__(self, records: WorldRecords, buffered_sends: bool):
         records.complete()
@@ -82,7 +82,7 @@ class WorldFacts:
         return tuple(finding_of_rank(rank, note) for note in notes if note["kind"] not in (READ, COMPARED, CUT))
 
     def warnings(self) -> list[str]:
-        """What is to be said of the world although it is sound."""
+        """The warnings about a world that is sound."""
         warnings = self.records.reads()
         warnings += [f"not judged: compares communicated values at {line}" for line in self.not_judged]
         inversion = first_inversion(self.records.records)

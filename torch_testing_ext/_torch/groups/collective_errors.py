@@ -12,10 +12,10 @@ _MOST_ERRORS = 1000
 
 
 class CollectiveErrors:
-    """What functions of torch.distributed have raised in this process. `on_error`: is called whenever one does."""
+    """Errors of functions of torch.distributed in this process. `on_error` is called for each."""
 
     def __init__(self) -> None:
-        # In nanoseconds since 1970.
+        # The moments of errors, in nanoseconds since 1970.
         self.moments: list[int] = []
         self.on_error: Callable[[], None] | None = None
         self._is_of_lost_peer: Callable[[BaseException], bool] | None = None

@@ -205,7 +205,7 @@ class Coordinator(threading.Thread):
 
     def _start(self) -> None:
         self._round.start(now())
-        # Of an earlier round: late answers have come before the rank's next message.
+        # An answer of an earlier round: late ones have come before the rank's next message.
         self._stacks.clear()
         first = self._round.begun[0]
         port = self._lease.enter_context(ports.leased_port())

@@ -33,11 +33,11 @@ class RankRecords:
         self.run = run
         self.began = began
         self.accounts: dict[int, RankAccount | None] = {}
-        # Of persistent ranks that have finished their task.
+        # The answers of persistent ranks that have finished their task.
         self.answers: dict[int, Exit] = {}
         # When we began to end each rank that was running.
         self.stopped: dict[int, float] = {}
-        # Those that a fault has ended, and that run again; and those that were ended while a fault had them stopped.
+        # The ranks that a fault has ended, and that run again; and those that were ended while they were stopped.
         self.restarted: Counter[int] = Counter()
         self.frozen: set[int] = set()
         paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]

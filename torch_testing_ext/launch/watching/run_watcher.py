@@ -203,7 +203,7 @@ class RankWatcher:
         self.state.look_due = self.looks.due
 
     def _was_paused(self) -> bool:
-        """Is a rank in the debugger, or was it so since the last call? Then the time begins again."""
+        """Whether a rank is in the debugger, or was since the last call. Then the time begins again."""
         if not self.run.job.terminal.path:
             return False
         last = terminal_turns.latest(self.run.job.directory)

@@ -59,7 +59,7 @@ class Agent(UnitListener):
     most_memory: float
     _running: dict[int, RunningUnit] = field(default_factory=dict)
     _sent_warnings: set[str] = field(default_factory=set)
-    # Came while devices were counted.
+    # Messages that came while devices were counted.
     _early: list[agent_messages.ToAgent] = field(default_factory=list)
     _site: LocalSite | None = None
 

@@ -180,7 +180,7 @@ class UnitLog:
 
     def _reported(self, test: int, aftermath: Aftermath) -> AttemptResult:
         began, ended = self.began[test], self.ended[test]
-        # Those that it left running are added below, if it has passed otherwise.
+        # The processes that it left running are added below, if it has passed otherwise.
         end = replace(ended.end, leftovers=())
         result = self._result(test, end, began.at, ended.at)
         result = replace(result, log=(began.printed, ended.printed), ranks=ended.ranks)

@@ -79,7 +79,7 @@ class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
                 self.start(message.number, partial(_count_devices, to_counter))
                 to_counter.close()
             case worker_messages.StartUnit():
-                # Of a file that is not safe to fork.
+                # A file that is not safe to fork.
                 self.start_unit(message, start_interpreter)
             case worker_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
