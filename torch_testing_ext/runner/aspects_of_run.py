@@ -1,4 +1,4 @@
-"""What aspects of tests make of the options of a run."""
+"""The options of a run as the aspects of its tests read them."""
 
 from __future__ import annotations
 

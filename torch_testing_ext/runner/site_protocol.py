@@ -61,7 +61,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a site adds to the engine of a run: checks of its devices, and warnings."""
+    """Additions of a site to the engine of a run: checks of its devices, and warnings."""
 
     # Waits until devices have their memory back.
     memory: MemoryReturn | None = None

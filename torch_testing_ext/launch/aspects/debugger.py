@@ -90,7 +90,7 @@ class Debugger(Aspect):
             raise ValueError(f"{flag} cannot stop: {why_not}")
 
     def variables(self, asked: AskedOptions, repetition: int = 0, command: str = "") -> Mapping[str, str]:
-        """Where processes of tests find the user's terminal, or why they have none."""
+        """The place at which processes of tests find the user's terminal, or why they have none."""
         from dataclasses import replace
 
         terminal = UserTerminal(why_not=f"run it with a debugger: {command} {_PDB.flag} {NAME_OF_TEST}")
