@@ -28,6 +28,7 @@ import pytest
 # Before pytest takes stdin away, and plugins start threads, these look at both.
 from torch_testing_ext._process import early_threads as early_threads, terminal as terminal, words
 from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, variables_of
+from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.launch.aspects.world import SIZE
@@ -86,9 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         OPTION, action="store_true", help="run PyTorch's own test files on the classes of torch_testing_ext"
     )
     for option in _options_of_aspects():
-        arguments: dict[str, Any] = {"nargs": "?", "const": option.alone} if option.alone else {}
-        reader = _reader(option.read)
-        group.addoption(option.flag, type=reader, metavar=option.metavar, help=option.pytest_help, **arguments)
+        group.addoption(option.flag, help=option.pytest_help, **_arguments(option))
     parser.addini(
         "dist_isolated",
         "run each test in ranks in a new interpreter, as isolated=True of its mark does",
@@ -105,6 +104,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _options_of_aspects() -> Iterator[Option[Any]]:
     for aspect in ASPECTS:
         yield from (option for option in aspect.options if option.pytest_help)
+
+
+def _arguments(option: Option[Any]) -> dict[str, Any]:
+    """The arguments of argparse for an option of an aspect. Without the option, its value is None."""
+    if option.read is read_boolean:
+        return {"action": "store_const", "const": True}
+    alone = {"nargs": "?", "const": option.alone} if option.alone else {}
+    return {"type": _reader(option.read), "metavar": option.metavar, **alone}
 
 
 def _reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
