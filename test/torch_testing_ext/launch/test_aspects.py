@@ -21,14 +21,19 @@ from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiP
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, faults, kill
 from torch_testing_ext.launch import session
-from torch_testing_ext.launch.aspect import Aspect
+from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, RankEnding
+from torch_testing_ext.launch.aspect import Aspect, in_force
 from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.launch.aspects.remarks import Remarks
+from torch_testing_ext.launch.aspects.warnings_of_ranks import WARNINGS
 from torch_testing_ext.launch.aspects.world import SIZE
-from torch_testing_ext.launch.attempts import Host, RanksEnd, TestPlan
+from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.host_kinds import HostKind
+from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.verdict import Case, Verdict
 from torch_testing_ext.ranks import run_script, spawn
+from torch_testing_ext.runner import aspects_of_run
+from torch_testing_ext.runner.options import OPTION_TABLE, Options
 
 WORLD_SIZE = 2
 PAGE = ROOT / "docs" / "contribute" / "architecture.md"
@@ -158,6 +163,42 @@ class EveryAspectTest(unittest.TestCase):
                     self.assertIn(aspect.gaps[kind], seen.message)
 
 
+class DeclarationsTest(unittest.TestCase):
+    """What the runner and pytest derive from aspects."""
+
+    def test_the_runner_has_each_option(self):
+        for aspect in ASPECTS:
+            for option in aspect.options:
+                with self.subTest(option.field):
+                    self.assertEqual(option.field in OPTION_TABLE, option.in_runner)
+                    if option.in_runner:
+                        self.assertEqual(Options().value(option), option.default)
+
+    def test_a_variable_carries_the_value_of_each_option(self):
+        given = {"world": "8", "sanitize": "nan", "sanitize_order": "fail", "stream": "1"}
+        declared = [option for aspect in ASPECTS for option in aspect.options if option.setting is not None]
+        self.assertEqual({option.field for option in declared}, set(given), "an option is not tested")
+        for option in declared:
+            with self.subTest(option.field):
+                options = Options(**{option.field: option.read(given[option.field])})
+                environ = aspects_of_run.variables(options, 0)
+                self.assertNotEqual(option.setting.value(environ), option.setting.default)
+                self.assertNotIn(option.setting.name, aspects_of_run.variables(Options(), 0))
+
+    def test_options_are_apart_from_ones_that_exist(self):
+        of_pytest = {option.field for aspect in ASPECTS for option in aspect.options}
+        for aspect in ASPECTS:
+            for option in aspect.options:
+                self.assertLessEqual(set(option.apart), {*OPTION_TABLE, *of_pytest}, option.field)
+
+    def test_an_aspect_without_a_variable_costs_a_test_nothing(self):
+        names = {aspect.name for aspect in in_force(ASPECTS)}
+        self.assertNotIn("world", names)
+        self.assertIn("addresses", names)
+        with mock.patch.dict(os.environ, {SIZE.name: "2"}):
+            self.assertEqual({aspect.name for aspect in in_force(ASPECTS)} - names, {"world"})
+
+
 class TableTest(unittest.TestCase):
     """The page shows the gaps that the code has."""
 
@@ -239,6 +280,27 @@ class RemarksTest(unittest.TestCase):
             for kind in (HostKind.FRESH, HostKind.KEPT, HostKind.THREADS, HostKind.INHERITING):
                 with self.subTest(host=kind.name):
                     self.assertIn("a remark on 2 ranks that", run_kind(kind, "fails").message)
+
+
+class RunsOfATest(unittest.TestCase):
+    """A test that runs several times, as in a sweep."""
+
+    def test_the_warnings_of_every_run_are_told_once(self):
+        told = set()
+        texts = []
+        for own in (("first",), ("first", "second"), ("third",)):
+            attempt = RankAttempt(PretendedHost([]), TestPlan(Case("a test"), 1), (), variation=own, told=told)
+            account = RankAccount(
+                RankEnding.PASSED,
+                0.0,
+                1.0,
+                warnings=tuple(OwnWarning(text, "builtins.UserWarning", "x.py", 1) for text in own),
+            )
+            end = RanksEnd((RankReport(0, RankEnding.PASSED, account=account),), Verdict(TestOutcome.PASSED))
+            with warnings.catch_warnings(record=True) as seen:
+                WARNINGS.finish(attempt, end)
+            texts.append([str(warning.message) for warning in seen])
+        self.assertEqual(texts, [["first"], ["second"], ["third"]])
 
 
 class OrderTest(unittest.TestCase):
