@@ -188,7 +188,7 @@ class MultiThreadedTestCase(RankedTestCase):
                 if self._skip is not None:
                     raise Skipped(self._skip)
                 if self._session is not None and self._session.host.kind is HostKind.WORLD:
-                    self._session.finish()
+                    raise_verdict(self._session.finish(), self.id(), self)
                 else:
                     self._join_threads(self.threads, fn)
             else:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 import unittest
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,17 @@ def refuse_what_ran_nothing(result: object) -> None:
             # Python warns of a coroutine that was neither awaited nor closed.
             result.close()
         raise TypeError(_RAN_NOTHING.format(name, "ran"))
+
+
+def call_test_method(test: Any, method: Callable[[], object]) -> None:
+    """Call the method of a test of unittest, which only warns of one that runs nothing."""
+    run: Any = unittest.TestCase._callTestMethod  # type: ignore[attr-defined]
+    if isinstance(test, unittest.IsolatedAsyncioTestCase):
+        unittest.IsolatedAsyncioTestCase._callTestMethod(test, method)  # type: ignore[attr-defined]
+        return
+    result = method()
+    refuse_what_ran_nothing(result)
+    run(test, lambda: result)
 
 
 _RAN_NOTHING = "{} {} nothing: it is `async def`, or contains `yield`. Run it with asyncio.run()"

@@ -13,6 +13,7 @@ import expecttest
 import torch
 
 from torch_testing_ext._machine.random_state import set_rng_seed
+from torch_testing_ext._testing.bases.rank_accounts import call_test_method
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.helpers.contexts import disable_gc, set_warn_always_context
 from torch_testing_ext._testing.helpers.equality import Rules, find_difference
@@ -62,6 +63,8 @@ class TestCase(expecttest.TestCase):
         self._grad_before = torch.is_grad_enabled()
         self._modes_before = function_modes.torch_function_modes()
         self._state_before = function_modes.torch_function_state()
+
+    _callTestMethod = call_test_method
 
     def tearDown(self) -> None:
         if self._invariants_before is False:

@@ -22,6 +22,34 @@ def run_case(test, base=TestCase, **members):
     return result
 
 
+class TestThatRunsNothing(TestCase):
+    def test_is_an_error(self):
+        async def waits(self):
+            raise AssertionError
+
+        def yields(self):
+            yield
+            raise AssertionError
+
+        async def both(self):
+            yield
+            raise AssertionError
+
+        for test in (waits, yields, both, lambda self: waits(self), lambda self: yields(self)):
+            [(_, text)] = run_case(test).errors
+            self.assertIn("ran nothing: it is `async def`, or contains `yield`", text)
+
+    def test_one_that_runs_in_a_loop(self):
+        ran = []
+
+        async def waits(self):
+            ran.append(self)
+
+        result = run_case(waits, base=type("Base", (TestCase, unittest.IsolatedAsyncioTestCase), {}))
+        self.assertTrue(result.wasSuccessful())
+        self.assertEqual(len(ran), 1)
+
+
 class TestAroundATest(TestCase):
     def failure(self, result):
         [(_, text)] = result.failures + result.errors

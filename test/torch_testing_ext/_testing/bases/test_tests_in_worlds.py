@@ -66,6 +66,16 @@ class TestsInWorldsTest(unittest.TestCase):
         said = "rank 3 left without sending; rank 4 is waiting in recv #1 from rank 3"
         self.assertFinds(5, "test_ring_that_forgets_the_last", said, outcome="error")
 
+    def test_each_kind_of_class_is_judged(self):
+        for cls in (subject.Continuous, subject.Threads):
+            with self.subTest(cls.__name__):
+                seen = self.run_in(2, cls, "test_hangs")
+                self.assertEqual(seen.outcome, "error", seen.message)
+                self.assertIn("rank 1 left before barrier #1; rank 0 is waiting in it", seen.message)
+                seen = self.run_in(2, cls, "test_runs_nothing")
+                self.assertEqual(seen.outcome, "error", seen.message)
+                self.assertIn("test_runs_nothing ran nothing", seen.message)
+
     def test_an_uneven_split(self):
         self.assertPasses(4, subject.FourRanks, "test_uneven")
         self.assertFinds(5, "test_uneven", "ranks 0, 1 call all_gather_into_tensor [3] float32")

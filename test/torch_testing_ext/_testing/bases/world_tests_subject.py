@@ -124,6 +124,13 @@ class OwnRanks(FourRanks):
 class Continuous(MultiProcContinuousTest):
     world_size = 2
 
+    def test_hangs(self):
+        if self.rank == 0:
+            dist.barrier()
+
+    async def test_runs_nothing(self):
+        dist.barrier()
+
     def test_sum(self):
         tensor = torch.ones(4)
         dist.all_reduce(tensor)
@@ -142,6 +149,13 @@ class Threads(MultiThreadedTestCase):
 
     def perThreadSetUp(self):
         self.is_set_up = True
+
+    def test_hangs(self):
+        if self.rank == 0:
+            dist.barrier()
+
+    async def test_runs_nothing(self):
+        dist.barrier()
 
     def test_sum(self):
         self.assertTrue(self.is_set_up)
