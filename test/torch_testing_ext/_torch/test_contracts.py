@@ -433,7 +433,7 @@ def test_arguments_of_creation():
 @in_own_process
 def test_creation_goes_through_one_function():
     """All groups are made by one function, which torch looks up in its module, and which returns the group first."""
-    from torch_testing_ext._torch.groups import group_creation
+    from torch_testing_ext._torch.groups import group_creators
 
     made = []
 
@@ -441,12 +441,12 @@ def test_creation_goes_through_one_function():
         made.append((arguments["group_name"], arguments["group_rank"], arguments["global_ranks_in_group"], create()))
         return made[-1][-1]
 
-    group_creation.take_part(take_part)
+    group_creators.take_part(take_part)
     world_of_one()
     group = dist.new_group([0])
     assert (made[0][0], made[0][1], [*made[0][2]]) == ("0", 0, [])
     assert list(made[1][2]) == [0]
-    assert group_creation.group_of_member(made[1][-1]) is group
+    assert group_creators.group_of_member(made[1][-1]) is group
 
 
 @contract("the groups of every test")

@@ -432,6 +432,7 @@ class TestLine(unittest.TestCase):
                 report_on(0, RankEnding.FAULT, 0.5, code=-9, faults=FaultsSeen((KILLED_BY_FAULT,))),
                 "was killed at all_reduce #3 by the fault after 0.50 s",
             ),
+            (RankReport(0, RankEnding.UNSTARTED), "not started"),
         ]
         for report, line in table:
             with self.subTest(ending=report.ending, code=report.code):
@@ -445,7 +446,7 @@ class TestLine(unittest.TestCase):
     def test_which_endings_are_failures(self):
         self.assertEqual(
             {ending for ending in RankEnding if not ending.is_failure},
-            {RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT},
+            {RankEnding.PASSED, RankEnding.SKIPPED, RankEnding.FAULT, RankEnding.UNSTARTED},
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from . import group_creation
+from . import group_creators
 
 
 def fake_process_group() -> Any:
@@ -51,4 +51,4 @@ def make_groups_fake(on_made: Callable[[], None]) -> None:
         return made
 
     fake_process_group().supports_coalescing = False
-    group_creation.take_part(create_fake)
+    group_creators.take_part(create_fake)

@@ -13,7 +13,7 @@ from typing import Any
 from torch_testing_ext._torch import replacing
 from torch_testing_ext._torch.torch_frames import program_places
 
-from . import group_creation
+from . import group_creators
 from .collective_errors import errors
 from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
 from .gloo_messages import through_gloo, watch_messages
@@ -54,7 +54,7 @@ def watch_process_groups(
         nan_check = _nan_check(str(arguments.get("backend", "")))
         with creating(str(arguments["group_name"])), nan_check, _noted_as_in_creation(arguments, began):
             made = create()
-        group = group_creation.group_of_member(made)
+        group = group_creators.group_of_member(made)
         if group is not None:
             numbers_of_groups[group] = len(noted_groups)
             backend = str(c10d._world.pg_map.get(group, ("",))[0])
@@ -62,7 +62,7 @@ def watch_process_groups(
             use_recorders(backends_of(group, backend))
         return made
 
-    group_creation.take_part(create_watched)
+    group_creators.take_part(create_watched)
     replacing.replace_for_good("new members of groups", _watched_reconfigure)
     watch_messages()
     errors.watch(is_of_lost_peer)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from kit.ranks import OnCpu
 
-from torch_testing_ext._torch.groups import group_creation, watched_groups
+from torch_testing_ext._torch.groups import group_creators, watched_groups
 from torch_testing_ext.common_distributed import MultiProcessTestCase, sanitize
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.causes import is_of_lost_peer
@@ -102,8 +102,8 @@ class TestGroups(unittest.TestCase):
             mock.patch.object(dist.distributed_c10d, "_update_default_pg", update),
             mock.patch("torch.distributed.c10d_logger._c10d_logger"),
             mock.patch.dict(os.environ, {CHECK: "1"}),
-            mock.patch.object(group_creation.inspect, "signature", return_value=_signature(create)),
-            mock.patch.object(group_creation, "_creators", []),
+            mock.patch.object(group_creators.inspect, "signature", return_value=_signature(create)),
+            mock.patch.object(group_creators, "_creators", []),
         ):
             watched_groups.watch_process_groups(lambda name: contextlib.nullcontext(), is_of_lost_peer)
             with contextlib.suppress(RuntimeError):
