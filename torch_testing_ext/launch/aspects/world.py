@@ -54,9 +54,14 @@ class WorldOfTests(Aspect):
     options = (_WORLD,)
 
     def require(self, asked: AskedOptions) -> None:
-        if asked.value(_WORLD) is None:
+        size = asked.value(_WORLD)
+        if size is None:
             return
         from torch_testing_ext.launch.launched_by import this_launch
+        from torch_testing_ext.launch.most_ranks import too_many_in_world
+
+        if why := too_many_in_world(size):
+            raise ValueError(f"{_WORLD.flag} {size}: {why}")
 
         if this_launch() is not None:
             raise ValueError(f"{_WORLD.flag} starts its ranks itself: run it without a launcher")

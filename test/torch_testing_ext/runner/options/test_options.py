@@ -52,6 +52,8 @@ class CommandLineTest(OptionsCase):
         self.assertIn(" --world 1024", run_again.command(options))
         self.assertEqual(aspects_of_run.variables(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
         self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
+        with self.assertRaisesRegex(UsageError, "--world 1000000: a whole world has at most 16,384 ranks"):
+            aspects_of_run.require(self.options("--world", "1000000"))
         for words in (
             ("--shake", "2"),
             ("--sanitize",),
