@@ -86,6 +86,7 @@ class PackageTest(unittest.TestCase):
         self.assertIn("runner/report/page/page.js", ours)
         expected = {f"torch_testing_ext/{name}" for name in ours}
         facts = {f"{self.facts.name}/{name}" for name in self.files(self.facts)}
+        expected.add("torch_testing_ext_points.py")
         self.assertEqual(self.files(self.installed), expected | facts)
         self.assertIn(f"{self.facts.name}/licenses/LICENSE", facts)
 

@@ -32,6 +32,7 @@ from torch_testing_ext.launch.accounts import (
 )
 from torch_testing_ext.launch.causes import Cause, cause_in, cause_of, led_to
 from torch_testing_ext.launch.exceptions_in_flight import raised_by_itself
+from torch_testing_ext.launch.nested_errors import causes_in
 
 _MOST_SITES = 30
 
@@ -185,7 +186,9 @@ def _is_ours(frame: FrameType) -> bool:
 def _text_of(error: BaseException) -> str:
     """The message of an exception."""
     try:
-        return cut_middle(str(error).strip() or type(error).__name__, LONGEST_DETAILS)
+        text = str(error).strip() or type(error).__name__
+        # The traceback has all of it.
+        return cut_middle("\n".join(causes_in(text)) or text, LONGEST_DETAILS)
     except Exception:
         return ""
 
@@ -274,7 +277,10 @@ def summarize(error: BaseException) -> str:
         text = str(error)
     except Exception as worse:
         return f"{name} (its str() raised {type(worse).__name__})"
-    first = cut_middle(text.strip().partition("\n")[0], LONGEST_SUMMARY)
+    first = text.strip().partition("\n")[0]
+    if causes := causes_in(text):
+        first = "; ".join(causes)
+    first = cut_middle(first, LONGEST_SUMMARY)
     if isinstance(error, RuntimeError) and (advice := _advice(first)):
         first = f"{first}. {advice}"
     return f"{name}: {first}" if first else name

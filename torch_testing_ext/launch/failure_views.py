@@ -194,10 +194,11 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
     site = site_of(report, fault.case.file)
     match report.ending:
         case RankEnding.PASSED:
-            if not (lines := _left_at(report, doing, fault)):
+            missed, lines = _left_at(report, doing, fault)
+            if missed is None or not lines:
                 return "passed", None
             where = "" if len(lines) == 1 else f" at line {' or '.join(map(str, lines))}"
-            return f"passed, probably left{where}", Site(fault.case.file, lines[0], fault.case.function)
+            return f"passed, probably left{where}", missed._replace(line=lines[0])
         case RankEnding.SKIPPED:
             return f"skipped: {report.summary}", None
         case RankEnding.FAILED | RankEnding.ERROR:
@@ -228,18 +229,18 @@ def _still_running(record: RankRecord | None, site: Site | None) -> str:
     return f"{'in' if is_in else 'after'} {hang.call_in_words(record, latest)}"
 
 
-def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> list[int]:
-    """The lines where a rank that passed has probably left, before the collective that others are in."""
+def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[Site | None, list[int]]:
+    """The call that others are in, and the lines of its function where a rank that passed has probably left before."""
     kinds = (FindingKind.ABANDONED, FindingKind.BEHIND)
     missed = next((doing_of_rank.site for doing_of_rank in doing.values() if doing_of_rank.site is not None), None)
     if report.rank not in fault.culprits or fault.finding is None or fault.finding.kind not in kinds:
-        return []
-    if missed is None or missed.file != fault.case.file:
-        return []
+        return None, []
+    if missed is None or is_library(missed.file):
+        return None, []
     record = report.recorder or report.issued
     latest = record.latest.site if record is not None and record.latest is not None else None
     last = latest.line if latest is not None and latest.file == missed.file else None
-    return probable_lines_of_exit(missed.file, fault.case.function, last, missed.line)
+    return missed, probable_lines_of_exit(missed.file, missed.function, last, missed.line)
 
 
 # -- sites and their source

@@ -15,6 +15,7 @@ from torch_testing_ext._tests.source_files import source_tree
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_JUMPS = (ast.Break, ast.Continue, ast.Return)
 _BRANCHES = (ast.If, ast.Match, *_LOOPS)
 
 
@@ -46,19 +47,34 @@ class _Ways:
             self._repeated = [statement for statement in to_last if isinstance(statement, _LOOPS)]
 
     def exits(self) -> Iterator[int]:
-        """The lines of returns, and of branches and loops around the missed line that may have been left out."""
-        behind_missed = self._behind_missed()
+        """The lines of returns, and of branches and loops around the missed line that may have been left out.
+
+        A loop with a `break`, `continue` or `return` before that line has been left there, as far as the source shows.
+        """
+        jumps = [line for jump in self._jumps() for line in self._if_passed(jump)]
+        yield from jumps
         for statement in self._statements:
-            line = statement.lineno
-            comes_after = line > self._start
             if isinstance(statement, ast.Return):
-                is_repeated = any(_has(loop, line) for loop in self._repeated)
-                if (comes_after or is_repeated) and not any(_has(other, line) for other in behind_missed):
-                    yield line
+                yield from (line for line in self._if_passed(statement) if line not in jumps)
                 continue
             is_around_missed = isinstance(statement, _BRANCHES) and statement in self._to_missed[:-1]
-            if is_around_missed and (comes_after or statement in self._repeated):
-                yield line
+            is_told = bool(jumps) and isinstance(statement, _LOOPS)
+            if is_around_missed and not is_told and (statement.lineno > self._start or statement in self._repeated):
+                yield statement.lineno
+
+    def _jumps(self) -> Iterator[Any]:
+        """The statements by which a pass of a loop around the missed line ends."""
+        loops = [statement for statement in self._to_missed[:-1] if isinstance(statement, _LOOPS)]
+        for statement in self._statements:
+            if isinstance(statement, _JUMPS) and any(_has(loop, statement.lineno) for loop in loops):
+                yield statement
+
+    def _if_passed(self, statement: Any) -> Iterator[int]:
+        """The line of a statement that a rank may have come to without the missed line."""
+        line = statement.lineno
+        is_repeated = any(_has(loop, line) for loop in self._repeated)
+        if (line > self._start or is_repeated) and not any(_has(other, line) for other in self._behind_missed()):
+            yield line
 
     def _behind_missed(self) -> list[Any]:
         """The statements after the missed line in its block: they end a rank only after it has come over that line."""

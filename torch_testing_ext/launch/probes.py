@@ -314,6 +314,7 @@ class Prober:
             if rank in records:
                 completed[rank] = replace(
                     records[rank],
+                    groups=records[rank].groups or answer.groups,
                     state=state,
                     at=answer.at,
                     creating=answer.creating,

@@ -3,6 +3,7 @@
 import unittest
 
 import pytest
+import told_causes
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
 import told_threads
@@ -20,6 +21,10 @@ class LongTextsTest(unittest.TestCase):
     """On 80 columns."""
 
 
+class CausesTest(unittest.TestCase):
+    """The cause is in the title."""
+
+
 class InnocentTest(unittest.TestCase):
     """A rank that has done its part is not blamed."""
 
@@ -28,6 +33,7 @@ class ThreadsTest(unittest.TestCase):
     """The collective of a thread is told, and not the wait for the thread."""
 
 
+add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)

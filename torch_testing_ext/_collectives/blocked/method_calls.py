@@ -20,6 +20,8 @@ _LOADS_OF_NAMES = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_DER
 _LOADS_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _CALLS = ("CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION_KW")
 _CALLS_WITH_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
+# The most values of a comprehension that are worked out.
+_MOST_VALUES = 64
 _NO_VALUES = ("KW_NAMES", "PUSH_NULL")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub}
@@ -79,6 +81,9 @@ def keys_in_words(frame: types.FrameType, method: str) -> tuple[str, ...]:
     arguments, variables = _arguments_at(frame, method)
     if not arguments:
         return ()
+    with suppress(LookupError):
+        known = _value_of(arguments[0], variables)
+        return tuple(map(repr, known)) if isinstance(known, (list, tuple)) else (repr(known),)
     keys = arguments[0].elts if isinstance(arguments[0], (ast.List, ast.Tuple)) else arguments[:1]
     return tuple(_value_in_words(key, variables) for key in keys)
 
@@ -124,6 +129,17 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
             return value
         case ast.Name(name) if isinstance(variables.get(name), (str, int, bytes, list, tuple, timedelta)):
             return variables[name]
+        case ast.List(elements) | ast.Tuple(elements):
+            return [_value_of(element, variables) for element in elements]
+        case ast.ListComp(element, [ast.comprehension(ast.Name(name), values, [], 0)]):
+            known = _value_of(values, variables)
+            if isinstance(known, (list, tuple, range)) and len(known) <= _MOST_VALUES:
+                return [_value_of(element, {**variables, name: value}) for value in known]
+        case ast.Call(ast.Name("range"), [*bounds], []):
+            values_of_bounds = [_value_of(bound, variables) for bound in bounds]
+            if all(isinstance(bound, int) for bound in values_of_bounds):
+                with suppress(TypeError, ValueError):
+                    return range(*values_of_bounds)
         case ast.Call(ast.Name("timedelta") | ast.Attribute(attr="timedelta"), [], keywords):
             with suppress(TypeError):
                 return timedelta(**{str(keyword.arg): _value_of(keyword.value, variables) for keyword in keywords})
