@@ -18,3 +18,8 @@ function gives the versions of torch in which it is known to work.
     training          what the data-parallel compiler knows of autograd, optimizers and DTensor
     imported_garbage  the collector, which an import of torch leaves much to do
 """
+
+from . import imported_garbage
+
+# Here, and where this package imports torch: whoever comes first.
+imported_garbage.postpone_collection()
