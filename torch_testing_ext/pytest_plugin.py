@@ -28,15 +28,16 @@ import pytest
 # Before pytest takes stdin away, and plugins start threads, these look at both.
 from torch_testing_ext._process import early_threads as early_threads, terminal as terminal, words
 from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, variables_of
-from torch_testing_ext._process.setting_readers import read_boolean
+from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import ASPECTS
-from torch_testing_ext.launch.aspects.world import SIZE
+from torch_testing_ext.launch.aspects.world import SIZE, SIZE_OF_MARKS
 
 if TYPE_CHECKING:
     from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn
 
 OPTION = "--drop-in"
+_GROUP = "torch_testing_ext"
 _MARK = "world_size"
 T = TypeVar("T")
 _MARKS = (_MARK, "standalone", "faults")
@@ -82,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
         # Before pytest captures the output.
         this_launch()
-    group = parser.getgroup("torch_testing_ext", "tests that run in ranks (torch_testing_ext)")
+    group = parser.getgroup(_GROUP, "tests that run in ranks (torch_testing_ext)")
     group.addoption(
         OPTION, action="store_true", help="run PyTorch's own test files on the classes of torch_testing_ext"
     )
@@ -94,6 +95,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="bool",
         default=False,
     )
+    # No option: many projects have one of this name.
+    parser.addini("dist_world_size", "run tests with the mark world_size in so many ranks", default="")
     parser.addini(
         "dist_lease_folder",
         "directory of the lock files with which tests share accelerators (default: one per user, below /tmp)",
@@ -163,6 +166,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from torch_testing_ext._hypothesis import replayed_examples
 
         replayed_examples.choose_search()
+    if config.getini("dist_world_size"):
+        try:
+            os.environ[SIZE_OF_MARKS.name] = str(count(config.getini("dist_world_size")))
+        except ValueError as error:
+            raise pytest.UsageError(f"dist_world_size: {error}") from None
     if config.getini("dist_lease_folder"):
         from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 

@@ -35,6 +35,8 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 SUBCOMMANDS = ("show", "report", "why", "init", "moving", "cluster")
 # Options of torch, pytest, unittest, pip, git and others, and of programs of this repository that are no runner.
+# Of the mark, as `pytest --markers` shows it.
+SIGNATURE = pytest_plugin._EXPLANATIONS[0].partition(": ")[0]
 OTHERS_OPTIONS = {
     # Of pytest-cov, and of a conftest.py.
     "--cov",
@@ -96,7 +98,7 @@ def function_of(name: str) -> Callable[..., object] | None:
     """The public function, class or mark with a name."""
     if name in ("pytest.mark.world_size", "world_size"):
         names: dict[str, Callable[..., object]] = {}
-        exec(f"def {marks.SIGNATURE}: ...", names)
+        exec(f"def {SIGNATURE}: ...", names)
         return names["world_size"]
     for module in (ranks, common_distributed, common_utils, hypothesis_utils):
         if name.isidentifier() and callable(found := getattr(module, name, None)):

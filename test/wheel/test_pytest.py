@@ -101,4 +101,12 @@ def test_fake_accelerators(stranger: Stranger) -> None:
 
 def test_whole_world(stranger: Stranger) -> None:
     stranger.write({"test_sum.py": TEST_SUM})
-    assert "1 passed" in stranger.types("pytest --world 8")
+    assert "1 passed" in stranger.types("pytest --simulate 8")
+
+
+@pytest.mark.parametrize("command", ["pytest -o dist_world_size=3", "torchtest --world-size 3"])
+def test_world_size(stranger: Stranger, command: str) -> None:
+    """Another number of ranks for one run."""
+    source = TEST_SUM.replace("torch.ones(2))", "torch.ones(2))\n    assert dist.get_world_size() == 3")
+    stranger.write({"test_sum.py": source})
+    assert "1 passed" in stranger.types(command)

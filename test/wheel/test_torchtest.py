@@ -107,7 +107,7 @@ def test_fake_accelerators(project: Stranger) -> None:
 
 def test_whole_world(project: Stranger) -> None:
     project.write({"test_world.py": TEST_RANKS.split("    torch.testing")[0]})
-    printed = project.types("torchtest --world 8 test_world.py")
+    printed = project.types("torchtest --simulate 8 test_world.py")
     assert printed.endswith("\n1 passed, 0 failed, 0 skipped\n")
 
 

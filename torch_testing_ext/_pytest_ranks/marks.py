@@ -20,6 +20,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import (
 )
 from torch_testing_ext.faults import FaultPlan, Sweep, plan_of
 from torch_testing_ext.launch.aspects.faults import FAULTS as FAULTS_OF_TEST, plan_on
+from torch_testing_ext.launch.aspects.world import SIZE_OF_MARKS
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.most_ranks import too_many
 
@@ -255,6 +256,8 @@ def expand_world_sizes(metafunc: pytest.Metafunc) -> None:
             return
     except BadMark:
         return
+    of_run = SIZE_OF_MARKS.value()
+    sizes = sizes if of_run is None else [of_run]
     metafunc.fixturenames.append(PARAMETER)
     metafunc.parametrize(PARAMETER, sizes, ids=[f"world_size={size}" for size in sizes])
 
@@ -304,6 +307,9 @@ def plan_of_item(item: Any) -> FaultPlan | Sweep | None:
 def size_of_mark(item: pytest.Function, mark: pytest.Mark) -> int:
     """The size that the mark gives this test; of a list, the one that pytest has made this test for."""
     sizes = sizes_of(mark)
+    of_run = SIZE_OF_MARKS.value()
+    if of_run is not None:
+        return of_run
     size = parameters(item).get(PARAMETER)
     if size is None and len(sizes) > 1:
         raise BadMark(

@@ -68,7 +68,7 @@ class DebuggingTest(unittest.TestCase):
 
     @pytest.mark.slow
     def test_in_a_whole_world(self) -> None:
-        text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--debug-rank=2", "--world=3")
+        text = self.on_terminal("p seen + '!'\nq\n", "--pdb", "--debug-rank=2", "--simulate=3")
         self.assertIn("'in rank 2!'", text)
         self.assertIn("ranks 0-2  failed  test_subject.py:", text)
 

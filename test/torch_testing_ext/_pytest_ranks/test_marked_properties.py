@@ -26,7 +26,7 @@ class MarkedPropertiesTest(PytestCase):
 
     def test_no_example_in_a_world_whose_ranks_do_not_talk(self) -> None:
         test = SUBJECT[: SUBJECT.index("@pytest.mark.world_size(2)\nclass")]
-        run = run_pytest({"test_x.py": test.replace("[2, 3]", "2")}, "--world", "3")
+        run = run_pytest({"test_x.py": test.replace("[2, 3]", "2")}, "--simulate", "3")
         self.assertOutcomes(run, {"test_sum": "skipped"})
         self.assertIn("it draws examples, which its ranks agree on", run.messages["test_sum"])
 

@@ -28,7 +28,7 @@ MODEL = {
 class UnderPytestTest(PytestCase):
     @pytest.mark.slow
     def test_each_outcome(self):
-        run = run_pytest({"test_w.py": SUBJECT}, "-v", "--world", "5")
+        run = run_pytest({"test_w.py": SUBJECT}, "-v", "--simulate", "5")
         self.assertIn(HEADER, run.text)
         self.assertEqual(run.outcomes, {name: outcome for name, (outcome, _) in MODEL.items()})
         for name, (_, said) in MODEL.items():
@@ -36,8 +36,8 @@ class UnderPytestTest(PytestCase):
 
     def test_bad_input(self):
         for words, said in (
-            (("--world", "0"), "'0' is not a whole number of at least 1"),
-            (("--world", "2", "--fake-accelerators", "2"), "--world and --fake-accelerators cannot be combined"),
+            (("--simulate", "0"), "'0' is not a whole number of at least 1"),
+            (("--simulate", "2", "--fake-accelerators", "2"), "--simulate and --fake-accelerators cannot be combined"),
         ):
             run = run_pytest({"test_w.py": ""}, *words)
             self.assertEqual(run.code, 4)
@@ -48,7 +48,7 @@ class UnderPytestTest(PytestCase):
 class UnderTheRunnerTest(RunsCase):
     def test_each_outcome(self):
         self.write("test/test_w.py", SUBJECT)
-        run = run_test(self.root, "--world", "5", "--results", "results.json", "--perfetto", "trace.json")
+        run = run_test(self.root, "--simulate", "5", "--results", "results.json", "--perfetto", "trace.json")
         self.assertEqual(run.code, 1, run.complaints)
         self.assertEqual(run.console.splitlines()[1], HEADER)
         ends = {}

@@ -126,7 +126,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float = 60.0) -> Callable[[Function], Any]:
     """Decorator: run a test as each rank of a world, without communication.
 
-    The test is called with the arguments `rank` and `world_size`, besides its own. The runner's option --world N
+    The test is called with the arguments `rank` and `world_size`, besides its own. The runner's option --simulate N
     replaces the size.
     """
     if callable(world_size):

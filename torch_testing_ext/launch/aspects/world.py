@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch_testing_ext._process.declarations import AskedOptions, Option, Setting, number
+from torch_testing_ext._process.declarations import AskedOptions, Option, Setting, number, variables_of
 from torch_testing_ext._process.setting_readers import count
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -17,15 +18,28 @@ if TYPE_CHECKING:
 
 # The ranks of the world that tests run in; None: they communicate.
 SIZE: Setting[int | None] = Setting("_TORCH_TESTING_EXT_WORLD", "a number of ranks", number, None)
+# The number of ranks of tests with the mark, in place of that of the mark; None: as their marks say.
+SIZE_OF_MARKS: Setting[int | None] = Setting("_TORCH_TESTING_EXT_WORLD_SIZE", "a number of ranks", number, None)
+_WORLD_SIZE = Option(
+    "world_size",
+    "execution",
+    count,
+    "run tests with the mark world_size in N ranks",
+    "N",
+    kind=int | None,
+    setting=SIZE_OF_MARKS,
+    apart={"simulate": "whole worlds have a size of their own. Leave out one of them"},
+    in_command=True,
+)
 _WORLD = Option(
-    "world",
+    "simulate",
     "sanitizer",
     count,
-    "run tests in ranks as whole worlds of N ranks",
+    "simulate each test in ranks with N ranks, without communication",
     "N",
     kind=int | None,
     setting=SIZE,
-    pytest_help="run each test in ranks as a whole world of N ranks, without communication",
+    pytest_help="simulate each test in ranks with N ranks, without communication",
     apart={
         "shake": "ranks of a whole world wait for nobody, so delays change nothing. Leave out one of them",
         "cluster": "ranks of a whole world run on this machine. Leave out one of them",
@@ -51,7 +65,11 @@ class WorldOfTests(Aspect):
             HostKind.LAUNCHED: "the launcher has started the ranks: run the test without it",
         }
     )
-    options = (_WORLD,)
+    options = (_WORLD_SIZE, _WORLD)
+
+    def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
+        """Tests are collected in the ranks of the run, too: a list of sizes makes a test for each."""
+        os.environ.update(variables_of((_WORLD_SIZE,), asked))
 
     def require(self, asked: AskedOptions) -> None:
         size = asked.value(_WORLD)

@@ -87,7 +87,12 @@ class RunOptions(AskedOptions):
     exclude: tuple[str, ...] = field(
         default=(),
         metadata=_selection(
-            str, "do not run these tests; may be repeated", "NAME", many=True, of_pytorch=("-x", "--exclude")
+            str,
+            "do not run these tests; may be repeated",
+            "NAME",
+            Level.HELP_ALL,
+            many=True,
+            of_pytorch=("-x", "--exclude"),
         ),
     )
     # As pytest's: beginnings of test ids.
@@ -245,11 +250,13 @@ class RunOptions(AskedOptions):
             read_cluster,
             "use a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT",
             "ADDRESS",
+            Level.HELP_ALL,
             in_command=True,
         ),
     )
     cluster_nodes: int | None = field(
-        default=None, metadata=_cluster(count, "use N nodes (default: all that are free)", "N", needs="cluster")
+        default=None,
+        metadata=_cluster(count, "use N nodes (default: all that are free)", "N", Level.HELP_ALL, needs="cluster"),
     )
     cluster_gpus_per_node: int | None = field(
         default=None,
@@ -455,6 +462,7 @@ class RunOptions(AskedOptions):
             read_path,
             "run PyTorch's own tests: a checkout, folder or file; may be repeated",
             "PATH",
+            Level.HELP_ALL,
             many=True,
             in_command=True,
         ),

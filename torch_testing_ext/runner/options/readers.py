@@ -61,7 +61,7 @@ _NOT_FOR_PYTEST = {
     **dict.fromkeys(("--co", "--collect-only"), "use --list of torchtest"),
     **dict.fromkeys(("-k", "-m"), "use that of torchtest"),
     **dict.fromkeys(("--pdb", "--trace"), "use --pdb of torchtest"),
-    **dict.fromkeys(("--world", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
+    **dict.fromkeys(("--simulate", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
     "--cov": "run torchtest under coverage.py, as its page says, or pytest --cov",
     "--basetemp": "each test has a folder of its own",
 }

@@ -47,13 +47,13 @@ class OptionsCase(FolderCase):
 
 class CommandLineTest(OptionsCase):
     def test_a_whole_world_stands_alone(self):
-        options = self.options("--world", "1024")
-        self.assertEqual(options.world, 1024)
-        self.assertIn(" --world 1024", run_again.command(options))
+        options = self.options("--simulate", "1024")
+        self.assertEqual(options.simulate, 1024)
+        self.assertIn(" --simulate 1024", run_again.command(options))
         self.assertEqual(aspects_of_run.variables(options, 0)["_TORCH_TESTING_EXT_WORLD"], "1024")
-        self.assertRefused("'0' is not a whole number of at least 1", "--world", "0")
-        with self.assertRaisesRegex(UsageError, "--world 1000000: a whole world has at most 16,384 ranks"):
-            aspects_of_run.require(self.options("--world", "1000000"))
+        self.assertRefused("'0' is not a whole number of at least 1", "--simulate", "0")
+        with self.assertRaisesRegex(UsageError, "--simulate 1000000: a whole world has at most 16,384 ranks"):
+            aspects_of_run.require(self.options("--simulate", "1000000"))
         for words in (
             ("--shake", "2"),
             ("--sanitize",),
@@ -61,7 +61,9 @@ class CommandLineTest(OptionsCase):
             ("--fake-accelerators", "2"),
             ("--ranks-per-gpu", "2"),
         ):
-            self.assertRefused(f"--world and {words[0]} cannot be combined: .* [Ll]eave out", "--world", "8", *words)
+            self.assertRefused(
+                f"--simulate and {words[0]} cannot be combined: .* [Ll]eave out", "--simulate", "8", *words
+            )
 
     def test_every_field_is_in_the_option_table(self):
         self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)})
@@ -178,7 +180,6 @@ class CommandLineTest(OptionsCase):
             [
                 "selection",
                 "resources",
-                "cluster",
                 "execution",
                 "sanitizer",
                 "debugging",
@@ -322,7 +323,7 @@ class LayersTest(OptionsCase):
             ("--cluster", "auto"),
             ("--sanitize", "-o", "sanitize-order=fail"),
             ("--sanitize=calls,nan",),
-            ("--world", "8"),
+            ("--simulate", "8"),
             ("--sweep", "kill, stop(2)", "--sweep-within", "5", "--sweep-points", "steps", "--sweep-fail", "hang"),
             ("--cache", "elsewhere"),
         ):

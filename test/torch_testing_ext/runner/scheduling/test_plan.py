@@ -50,7 +50,7 @@ class PlanTest(unittest.TestCase):
         self.assertEqual([(test.world_size, test.devices) for test in changed[:2]], [(64, 0), (64, 0)])
         skips = [None, None, "not in a world of 64 ranks: it has no ranks", "not today"]
         self.assertEqual([test.skip for test in changed], skips)
-        with self.assertRaisesRegex(UsageError, "--world 64: none of the selected tests has ranks. Name tests of"):
+        with self.assertRaisesRegex(UsageError, "--simulate 64: none of the selected tests has ranks. Name tests of"):
             in_world(tests[2:], 64)
         self.assertEqual(in_world([], 64), [])
 
