@@ -134,7 +134,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
     def awaited_after_backward(self, number: int) -> None:
         """C++ waits for a call at the end of the backward pass that runs."""
         if not self._in_backward:
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+            training.at_end_of_backward(self._backward_ends)
         self._in_backward.append(number)
 
     def _backward_ends(self) -> None:
