@@ -8,6 +8,7 @@ import os
 import stat
 import sys
 import time
+from types import FrameType
 from typing import Any
 
 from . import interpreters
@@ -26,6 +27,8 @@ _FOLDERS_OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_test
 _NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OUR_PROGRAMS = "from torch_testing_ext._machine."
 _SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
+# The functions with which pytest looks for files, and for conftest files before.
+_WALKS = {"scandir": "/_pytest/pathlib.py", "_try_load_conftest": "/_pytest/config/__init__.py"}
 _FIND_LIBRARY = os.path.join(os.path.dirname(os.__file__), "ctypes", "util.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
 # Modules by which multiprocessing starts interpreters: it has no event for that.
@@ -65,6 +68,8 @@ class FileReads:
         # Hashes by path.
         self._known: dict[str, str] = {}
         self._written: set[str] = set()
+        # pytest looks for one file, and passes by all others.
+        self.ignores_walks = False
         self._record: str | None = None
         listeners: dict[str, Listener] = {
             **dict.fromkeys(("open", "ctypes.dlopen", "sqlite3.connect"), self._opened),
@@ -116,7 +121,10 @@ class FileReads:
 
     def _listed(self, event: str, path: Any = None) -> None:
         if (name := path_of(path)) is not None:
-            caller = sys._getframe(2).f_code.co_filename
+            frame = sys._getframe(2)
+            caller = frame.f_code.co_filename
+            if self.ignores_walks and _is_walk(frame):
+                return
             self._note(f"{name}{SEARCHED if caller.endswith(_SEARCHERS) else LISTED}")
 
     def _started(self, event: str, program: Any, *arguments: Any) -> None:
@@ -180,6 +188,12 @@ def look_again() -> None:
         _reads.look_again()
 
 
+def ignore_walks() -> None:
+    """From now on, pytest looks for one file: other files on the way do not count."""
+    if _reads is not None:
+        _reads.ignores_walks = True
+
+
 def begin(record: str, inherited: bool = False) -> None:
     """Write what this process, its forks, and the interpreters that it starts read from now on to a file."""
     start()
@@ -234,6 +248,19 @@ def _searches_libraries(program: str) -> bool:
         frame = frame.f_back
         if frame.f_code.co_filename == _FIND_LIBRARY:
             return True
+    return False
+
+
+def _is_walk(frame: FrameType) -> bool:
+    """Whether pytest itself lists a folder."""
+    # Its calls of pathlib are short.
+    for _ in range(10):
+        code = frame.f_code
+        if code.co_name in _WALKS and code.co_filename.endswith(_WALKS[code.co_name]):
+            return True
+        if "/pathlib" not in code.co_filename or frame.f_back is None:
+            return False
+        frame = frame.f_back
     return False
 
 

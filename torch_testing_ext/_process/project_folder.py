@@ -4,12 +4,14 @@ from pathlib import Path
 
 from torch_testing_ext._process.logs import text_of
 
+OURS = "[tool.torch_testing_ext"
 # Files with settings of ours or of pytest, and how such a section begins. As in pytest, the first with some counts.
 SECTIONS = {
     "pytest.toml": ("",),
+    ".pytest.toml": ("",),
     "pytest.ini": ("",),
     ".pytest.ini": ("",),
-    "pyproject.toml": ("[tool.torch_testing_ext", "[tool.pytest"),
+    "pyproject.toml": (OURS, "[tool.pytest"),
     "tox.ini": ("[pytest]",),
     "setup.cfg": ("[tool:pytest]",),
 }
@@ -30,6 +32,14 @@ def project_root(cwd: Path) -> Path:
 def _has_settings(file: Path) -> bool:
     text = text_of(file)
     return any(section in text for section in SECTIONS[file.name])
+
+
+def is_of_pytest(file: Path) -> bool:
+    """Whether pytest takes its settings from this file, unless one before it has some."""
+    if not file.is_file():
+        return False
+    text = text_of(file)
+    return any(section in text for section in SECTIONS[file.name] if OURS not in section)
 
 
 def files_in(folder: Path) -> list[Path]:

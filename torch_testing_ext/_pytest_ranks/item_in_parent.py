@@ -116,6 +116,14 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
 
 def where_ranks_run(folder: Path) -> str:
     """A line on the devices of tests whose marks do not say any."""
+    try:
+        return _where_ranks_run(folder)
+    except ValueError as error:
+        # Each test with ranks fails with the same.
+        return f"ranks: {error}"
+
+
+def _where_ranks_run(folder: Path) -> str:
     if default_devices(folder) == CPU:
         return "ranks: on the CPU with gloo, by the setting devices, unless the mark of a test says otherwise"
     fake = FAKE.value()

@@ -69,8 +69,8 @@ def add_property(config: pytest.Config, name: str, value: object) -> None:
 
 
 @contextmanager
-def arguments_below(path: str) -> Iterator[None]:
-    """Let the arguments that begin with this path name the file or its tests, whatever the names of its folders are.
+def whole_paths() -> Iterator[None]:
+    """Let arguments that are paths of files and folders mean these, whatever their names are.
 
     pytest reads `[` and `::` as the beginning of a test's name, wherever they are.
     """
@@ -79,23 +79,32 @@ def arguments_below(path: str) -> Iterator[None]:
     original = main.resolve_collection_argument
 
     def resolve(invocation_path: Path, argument: str, *more: Any, **options: Any) -> Any:
-        test = str(argument).removeprefix(path)
-        if test == argument or (test and not test.startswith("::")):
+        parts = str(argument).split("::")
+        paths = ["::".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        existing = next((path for path in paths if (invocation_path / path).exists()), "")
+        if "[" not in existing and "::" not in existing:
             return original(invocation_path, argument, *more, **options)
+        test = str(argument).removeprefix(existing)
+        path = invocation_path / existing
         # Any file that exists.
-        resolved: Any = original(invocation_path, f"{os.devnull}{test}", *more, **options)
+        resolved: Any = original(invocation_path, f"{os.devnull if path.is_file() else os.sep}{test}", *more, **options)
         if isinstance(resolved, tuple):
-            return (Path(path), *resolved[1:])
-        return dataclasses.replace(resolved, path=Path(path))
+            return (path, *resolved[1:])
+        return dataclasses.replace(resolved, path=path)
 
-    if "[" not in path and "::" not in path:
-        yield
-        return
     main.resolve_collection_argument = resolve
     try:
         yield
     finally:
         main.resolve_collection_argument = original
+
+
+def leads_to(path: Path, file: Path) -> bool:
+    """Whether a collection that may only look at this path can come to the file."""
+    if path == file or path in file.parents:
+        return True
+    # Before version 8, this file stands for its folder.
+    return not hasattr(pytest, "Directory") and path.name == "__init__.py" and path.parent in file.parents
 
 
 def name_in_file(node: Any) -> str:
@@ -136,6 +145,11 @@ def failed_conftest(error: BaseException) -> tuple[Path, BaseException | None] |
     if not isinstance(error, ConftestImportFailure):
         return None
     return error.path, error.__cause__
+
+
+def is_file(collector: Any) -> bool:
+    """Whether a collector is of one file. Before version 8, one of a package is of a file, too."""
+    return isinstance(collector, pytest.File) and not isinstance(collector, pytest.Package)
 
 
 def imported_module(collector: Any) -> types.ModuleType | None:

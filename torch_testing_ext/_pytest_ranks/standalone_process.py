@@ -117,7 +117,7 @@ def main(directory: Path) -> int:
         words = [f"-p{name}" for name in _PLUGINS]
         config: Any = pytest.Config.fromdictargs(options, [*words, test.node])
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
-        with pytest_internals.arguments_below(test.path):
+        with pytest_internals.whole_paths():
             return int(config.hook.pytest_cmdline_main(config=config))
 
 

@@ -19,7 +19,7 @@ from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents, without_own_number
 from torch_testing_ext._process.signals import signal_name
-from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of
+from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of, verb_for
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.faults import FaultPlan
@@ -326,8 +326,8 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     waited_for, reason = nccl_status.suspects({r.rank: r.nccl for r in reports if r.nccl is not None})
     if waited_for:
         state = f"{reason} {list_of(waited_for)} of {len(reports)}"
-    elif silent := _silent(running):
-        waited_for, state = silent, f"{list_of(silent)} of {len(reports)} gave no answer"
+    elif silence := _silence(reports, running):
+        waited_for, state = silence
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     culprits = blamed[0].ranks if blamed else waited_for or tuple(ranks[:1])
@@ -336,10 +336,29 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
     return _verdict(TestOutcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
 
 
-def _silent(running: list[RankReport]) -> tuple[int, ...]:
-    """The ranks, of those that still ran, that have shown neither stacks nor collectives, if others have."""
-    silent = tuple(r.rank for r in running if not r.stacks.strip() and r.recorder is None)
-    return silent if len(silent) < len(running) else ()
+def _silence(reports: Sequence[RankReport], running: list[RankReport]) -> tuple[tuple[int, ...], str] | None:
+    """The ranks that were stopped, or did not answer although others did; and what is known of them and the others."""
+    ranks = tuple(r.rank for r in reports if r.was_stopped)
+    what = "stopped, as by SIGSTOP"
+    if not ranks:
+        what = "no answer"
+        # A rank that keeps the GIL still writes its stacks.
+        mute = [r for r in running if r.recorder is None]
+        if len(mute) == len(running):
+            mute = [r for r in mute if not r.stacks.strip()]
+        ranks = tuple(r.rank for r in mute)
+        if not ranks or len(ranks) == len(running):
+            return None
+    verb = "gave" if what == "no answer" else verb_for(ranks, "was", "were")
+    state = f"{list_of(ranks)} of {len(reports)} {verb} {what}"
+    waits = [calls[0] for calls in waiting_calls(_records(reports)).values()]
+    for_these = [wait for wait in waits if set(ranks).intersection(wait.missing)]
+    calls = list(dict.fromkeys(wait.name for wait in for_these))
+    if len(calls) == 1:
+        others = [wait.rank for wait in for_these]
+        whom = "it" if len(ranks) == 1 else "them"
+        state += f"; {list_of(others)} {verb_for(others, 'is', 'are')} waiting for {whom} in {calls[0]}"
+    return ranks, state
 
 
 def _differences(reports: Sequence[RankReport]) -> list[Finding]:

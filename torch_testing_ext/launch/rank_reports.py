@@ -35,6 +35,7 @@ class RankReport:
     lost: str = ""  # why nothing is known of its end
     output: str = ""  # the last lines that it printed
     stacks: str = ""  # taken while it was still running
+    was_stopped: bool = False  # by a signal that no fault of the test has sent, when the time was over
     recorder: RankRecord | None = None  # the collectives that it left, or that it reported while it was still running
     issued: RankRecord | None = None  # all that it issued, from the log of a rank that is sanitized
     found: tuple[Finding, ...] = ()  # what the sanitizer has found in this rank

@@ -45,7 +45,10 @@ def init(argv: Sequence[str], root: Path, main: Main) -> int:
 
 def _set_up(root: Path) -> list[Path]:
     """Write what is not there yet. Returns the test files."""
-    files = sorted(files_below(default_folders(root))) or sorted(files_below([root]))
+    usual = [root / name for name in ("test", "tests") if (root / name).is_dir()]
+    folders_of_pytest = default_folders(root)
+    places = folders_of_pytest if folders_of_pytest != (root,) else usual
+    files = sorted(files_below(places)) or sorted(files_below([root]))
     if not files:
         files = [root / "tests" / "test_first.py"]
         _write(files[0], _template("first_test.txt"), root)

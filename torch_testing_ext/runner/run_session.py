@@ -15,16 +15,18 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import text_of
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.aspects.lanes import PERFETTO
+from torch_testing_ext.runner.load_as import FilesFound
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
-from torch_testing_ext.runner.scheduling.finding_files import test_files
+from torch_testing_ext.runner.scheduling.finding_files import NOWHERE, all_files, relative_to, test_files
 from torch_testing_ext.runner.scheduling.forecasts import forecast
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, plan, priority, without_result
@@ -34,6 +36,7 @@ from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typi
 
 from . import aspects_of_run, doors
 from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
+from .loading import load_as_of
 from .model import Attempt, ExitCode, FinishedTest, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .site_protocol import Found, OpenSite, RunSite, Work
@@ -65,9 +68,38 @@ class Chosen:
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Chosen:
+        """The choice by the names of files alone, before pytest has said which it has. Raises UsageError."""
         selection = Selection.of(options, root, cwd)
-        known = test_files(options, root, cwd)
-        return cls(selection, selection.files(known), known, root)
+        program = os.path.realpath(sys.argv[0])
+        known = tuple(file for file in test_files(options, root, cwd) if os.path.realpath(root / file) != program)
+        if not options.by_pytest:
+            if not known and not options.names:
+                raise UsageError(NOWHERE.format(root=root))
+            return cls(selection, selection.files(known), known, root)
+        try:
+            return cls(selection, selection.files(known), known, root)
+        except UsageError:
+            everything = tuple(all_files(root))
+            with suppress(UsageError):
+                selection.files(everything)
+                return cls(selection, (), known, root)
+            raise
+
+    def may_be_in(self, folder: str) -> bool:
+        """Whether chosen files may be in a folder, by their names alone."""
+        return not self.selection.included or any(PurePath(file).is_relative_to(folder) for file in self.files)
+
+    def among(self, files: FilesFound) -> Chosen:
+        """The choice among the files that pytest has. Raises UsageError."""
+        # The program itself has a name like one: run_test.py.
+        program = os.path.realpath(sys.argv[0])
+        paths = [self.root / path for path in files.paths if os.path.realpath(self.root / path) != program]
+        known = tuple(sorted({relative_to(self.root, path) for path in paths}))
+        if files.failure:
+            known = tuple(self.known_files)
+        if not known and not files.failures:
+            raise UsageError(files.failure or NOWHERE.format(root=self.root))
+        return dataclasses.replace(self, files=self.selection.files(known), known_files=known)
 
 
 class RunFollower(Reporter, Protocol):
@@ -96,18 +128,19 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     if options.why:
         return _explain(options, chosen, affected)
     if options.affected is not None:
-        files = tuple(file for file in chosen.files if affected.file_is(file))
-        chosen = dataclasses.replace(chosen, files=files, affected=affected)
+        chosen = dataclasses.replace(chosen, affected=affected)
+    files = affected.unchanged_files(load_as_of(options, root)) if options.by_pytest else chosen.known_files
+    if files is not None:
+        if options.by_pytest:
+            chosen = chosen.among(FilesFound(tuple(files)))
+        chosen = _narrowed(options, chosen, earlier)
         reports = (options.junitxml, options.html, options.value(PERFETTO), options.results)
-        if not files and options.action is Action.RUN and not any(reports):
+        if not chosen.files and chosen.affected and options.action is Action.RUN and not any(reports):
             print("no test is affected: no file that the selected tests read has changed")
             return ExitCode.PASSED
-    if options.action.lists:
-        known = affected.unchanged_tests(chosen.files)
+        known = affected.unchanged_tests(chosen.files) if options.action.lists else None
         if known is not None:
             return _list_known(options, chosen, earlier, known)
-    if options.rerun is Rerun.LAST_FAILED:
-        chosen = _with_failures(options, chosen, earlier)
     if options.action is Action.RUN:
         return _run(options, root, chosen, earlier, affected, more)
     return _list_or_forecast(options, root, chosen, earlier, affected)
@@ -123,7 +156,14 @@ def _list_or_forecast(
     """Find the tests, and print what would run."""
     sign = _sign_of_life(options.policy)
     with _open_site(options, root, chosen.files) as site:
-        work = find_work(options, chosen, earlier, site, sign, affected)
+        files = site.find_files() if options.by_pytest else None
+        if options.action.lists and files is not None and files.is_whole:
+            narrowed = _narrowed(options, chosen.among(files), earlier)
+            known = affected.unchanged_tests(narrowed.files)
+            if known is not None:
+                sign.on_event(RunEnded(Summary((), 0.0, options.policy)))
+                return _list_known(options, narrowed, earlier, known)
+        work = find_work(options, chosen, earlier, site, sign, affected, files)
     sign.on_event(RunEnded(Summary((), 0.0, options.policy)))
     for warning in (*earlier.warnings, *work.warnings):
         # Programs may read the list on stdout.
@@ -188,6 +228,44 @@ def find_work(
     site: RunSite,
     reporter: Reporter,
     affected: Affected,
+    files: FilesFound | None = None,
+) -> Work:
+    """Find the files, import those that are chosen, and plan the tests that are selected."""
+    if not options.by_pytest:
+        return _planned(options, chosen, earlier, site, reporter, affected)
+    files = files or site.find_files()
+    failures = [failure for failure in files.failures if chosen.may_be_in(failure[0])]
+    chosen = chosen.among(files)
+    affected.record_files(load_as_of(options, chosen.root), site.reads(), chosen.known_files, is_whole=files.is_whole)
+    chosen = _narrowed(options, chosen, earlier)
+    work = _planned(options, chosen, earlier, site, reporter, affected)
+    broken = [
+        Attempt(Test(TestId(folder)), TestEnd(TestOutcome.ERROR, failure=FailureView.of_text(why)))
+        for folder, why in failures
+    ]
+    work = dataclasses.replace(work, broken=(*work.broken, *broken))
+    if files.failure and not work.broken:
+        raise CannotRun(files.failure)
+    return work
+
+
+def _narrowed(options: Options, chosen: Chosen, earlier: EarlierRuns) -> Chosen:
+    """The choice, as earlier runs narrow it."""
+    affected = chosen.affected
+    if affected is not None:
+        chosen = dataclasses.replace(chosen, files=tuple(file for file in chosen.files if affected.file_is(file)))
+    if options.rerun is Rerun.LAST_FAILED:
+        chosen = _with_failures(options, chosen, earlier)
+    return chosen
+
+
+def _planned(
+    options: Options,
+    chosen: Chosen,
+    earlier: EarlierRuns,
+    site: RunSite,
+    reporter: Reporter,
+    affected: Affected,
 ) -> Work:
     """Import the files, and plan the tests that are selected."""
     found = site.discover(chosen.files, reporter)
@@ -201,7 +279,7 @@ def find_work(
     to_run, note = _to_rerun(options, earlier, chosen, tests)
     if note and chosen.more_files:
         everything = dataclasses.replace(chosen, files=chosen.more_files, more_files=())
-        return find_work(options, everything, earlier, site, reporter, affected)
+        return _planned(options, everything, earlier, site, reporter, affected)
     has_failed = None
     if options.rerun is Rerun.LAST_FAILED and not note:
         has_failed = earlier.last_failed.has_failures

@@ -45,6 +45,7 @@ from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server, s
 
 from . import aspects_of_run, run_again
 from .events import Importing, Reporter, Warned
+from .loading import load_as_of
 from .model import Lease, Unit
 from .options import CannotRun, Options, UsageError, Warm
 from .site_protocol import Found, Preparation, RunSite, Work
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
     from torch_testing_ext.runner.engine.other_runs import OtherRuns
     from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
+    from torch_testing_ext.runner.load_as import FilesFound
     from torch_testing_ext.runner.processes.file_processes import FileProcesses, Reads
 
 
@@ -67,14 +69,15 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
     if options.ranks_per_gpu > 1:
         # The world size of a test may depend on it.
         environ[RANKS_PER_GPU] = str(options.ranks_per_gpu)
-    warm_up = warm_up_for(root, files)
+    load_as = load_as_of(options, root)
+    warm_up = warm_up_for(root, files, load_as.by_pytest)
     with ExitStack() as owner:
         # Before the run adopts processes, and ends those that it has not started.
         server = _warm_server(options, root, environ, warm_up.modules)
         if server is not None:
             owner.callback(server.close)
         warm_up = dataclasses.replace(warm_up, server=server)
-        processes = FileProcesses(root, warm_up, bool(options.drop_in), environ, all_marks=bool(options.marks))
+        processes = FileProcesses(root, warm_up, bool(options.drop_in), environ, load_as=load_as)
         yield LocalSite(options, owner.enter_context(processes))
 
 
@@ -126,6 +129,9 @@ class LocalSite(RunSite):
     def reads(self) -> Reads:
         """The files that tests and imports have read."""
         return self.files.reads()
+
+    def find_files(self) -> FilesFound:
+        return self.files.find_files()
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         # torch, in the preloaded server.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_testing_ext.runner.engine.memory_return import MemoryReturn
     from torch_testing_ext.runner.engine.other_runs import OtherRuns
     from torch_testing_ext.runner.engine.running_unit import UnitHandle, UnitListener
+    from torch_testing_ext.runner.load_as import FilesFound
     from torch_testing_ext.runner.processes.file_processes import Discovery, Reads
 
 
@@ -88,6 +89,9 @@ class RunSite(Protocol):
     def reads(self) -> Reads:
         """The files that tests and imports have read, as far as the site knows."""
         return {}
+
+    def find_files(self) -> FilesFound:
+        """Ask pytest which files it collects. Raises CannotRun."""
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         """Import the files, and find the devices. Raises CannotRun."""

@@ -33,6 +33,7 @@ from . import run_session
 from .events import Event, RunEnded
 from .model import ExitCode
 from .options import Options, Rerun, UsageError, Warm
+from .options.default_folders import default_folders
 
 if TYPE_CHECKING:
     from torch_testing_ext.runner.report.watch_page import WatchPage
@@ -222,7 +223,7 @@ class Watcher:
         affected = Affected(self._options, self._root, EarlierRuns(self._options))
         files = test_files(self._options, self._root, Path.cwd())
         folders = {os.path.dirname(self._root / file) for file in files}
-        folders.update(str(place) for place in self._options.tests)
+        folders.update(str(place) for place in self._options.tests or default_folders(self._root))
         paths = affected.paths(files)
         paths.update(f"{folder}{file_reads.SEARCHED}" for folder in folders)
         self._saves.watch(paths)

@@ -16,6 +16,7 @@ from kit.processes import files_not_kept
 from kit.with_accelerators import FOLDER, environ_of_accelerators
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Attempt, Summary, Test, TestId
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
@@ -70,9 +71,14 @@ class Project:
     """A folder with test files, and the preloaded server for them."""
 
     def __init__(
-        self, root: Path | None = None, preloaded: Sequence[str] = (), drop_in: bool = False, accelerators: int = 0
+        self,
+        root: Path | None = None,
+        preloaded: Sequence[str] = (),
+        drop_in: bool = False,
+        accelerators: int = 0,
+        by_pytest: bool = True,
     ) -> None:
-        """`accelerators`: how many of Python there are (`kit.with_accelerators`)."""
+        """`accelerators`: how many of Python there are (`kit.with_accelerators`). `by_pytest`: not by unittest."""
         self.root = root or Path(tempfile.mkdtemp(prefix="torch_testing_ext_test_")).resolve()
         # Files of tests are few and small: what collapsing saves with each fork is less than it takes.
         warm_up = WarmUp((*ALWAYS, *preloaded), collapse=False)
@@ -80,7 +86,9 @@ class Project:
         # The server gets the path of this process, not that of PYTHONPATH.
         path = [*sys.path, str(FOLDER)] if accelerators else sys.path
         with mock.patch.object(sys, "path", path):
-            self.preloaded_server = FileProcesses(self.root, warm_up, drop_in, environ).__enter__()
+            self.preloaded_server = FileProcesses(
+                self.root, warm_up, drop_in, environ, load_as=LoadAs(by_pytest)
+            ).__enter__()
         self._files = 0
 
     @classmethod

@@ -109,8 +109,8 @@ class RunsCase(FolderCase):
             os.close(ended)
         self.fail(f"the run ended: {self.finish(process, 0, 1, 2, 3, 4)}{self.stderr}")
 
-    def results(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / "results.json").read_text())
+    def results(self, name: str = "results.json") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.root / name).read_text())
         return found
 
     def outcomes(self) -> dict[str, str]:

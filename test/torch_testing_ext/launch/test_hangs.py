@@ -1,6 +1,8 @@
 """Tests real hangs of ranks: which one differs, where each is, and the report of a second run under DETAIL."""
 
 import ctypes
+import os
+import signal
 import time
 
 import torch
@@ -58,6 +60,12 @@ class Hangs(FourRanks):
         if self.rank == 3:
             _deadlock_in_c()
         dist.all_reduce(torch.ones(4))
+
+    def one_is_stopped(self):
+        self.join_group()
+        if self.rank == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
 
     def all_sleep(self):
         time.sleep(1000)
@@ -127,6 +135,11 @@ class HangTest(TestCase):
         )
         # It cannot send its flight recorder, so nothing is claimed about its collectives.
         self.assertIn("its collectives are not known (it did not answer)", message)
+        self.assertIn("rank 3 of 4 gave no answer; ranks 0-2 are waiting for it in all_reduce #2", message)
+
+    def test_a_rank_that_is_stopped(self):
+        """It goes on when the test ends the ranks, and passes, like all others."""
+        self.hang("one_is_stopped", "rank 3 of 4 was stopped, as by SIGSTOP")
 
     def test_no_collective_at_all(self):
         self.hang("all_sleep", "; all 4 ranks still running\n", "where the running ranks are:", "no collective yet")

@@ -97,7 +97,7 @@ class NothingToRunTest(unittest.TestCase):
 
     def test_a_file_without_tests(self):
         self.write(test_empty="VALUE = 3\n")
-        mention = "warning: test/distributed/test_empty.py has no tests: unittest finds none in it"
+        mention = "warning: test/distributed/test_empty.py has no tests: pytest finds none in it"
         run = self.run_test(ExitCode.NOTHING_SELECTED, "0 passed, 0 failed, 0 skipped")
         self.assertIn(mention, run.console)
         self.write(test_good=CASE)

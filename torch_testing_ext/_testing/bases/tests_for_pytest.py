@@ -3,16 +3,13 @@
 import ast
 import importlib.util
 import inspect
-import re
 import sys
 import unittest
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch_testing_ext._process.logs import content_of
 from torch_testing_ext._tests.source_files import source_tree
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -33,46 +30,40 @@ class PytestStyleTest:
 class PytestTest:
     """A test that pytest has collected, and runs."""
 
-    # A pytest_session.Collection.
+    # A pytest_collection.Collection.
     collection: Any
     item: Any
-    # "" for a function; `Outer::Inner`.
+    # What it is in, such as `Outer::Inner`; "" for nothing but its file.
     cls: str
     # Its name, with those of its parameters.
     method: str
     line: int
     # Names the fixtures that it shares with others.
     together: str
-    # The test case, if unittest would run it, too.
-    case: Any
 
 
-# What most files with such tests have in a line of their own, or all files with marks or fixtures of pytest.
-_LOOKS_LIKE_PYTEST = re.compile(
-    rb"^(?:(?:async[ \t]+)?def[ \t]+test|class[ \t]+Test\w*[ \t]*(?:\([ \t]*(?:object[ \t]*)?\))?[ \t]*:)"
-    rb"|\bpytestmark\b|\bpytest[ \t]*\.[ \t]*(?:mark|fixture)\b|^[ \t]*from[ \t]+pytest[ \t]+import\b",
-    re.MULTILINE,
-)
+# The marks of pytest itself that decide how a test ends, or whether it runs.
+_DECISIVE = ("skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "world_size", "standalone")
 
 
 def is_installed() -> bool:
     return importlib.util.find_spec("pytest") is not None
 
 
-def looks_like_pytest(path: str) -> bool:
-    """Whether a file's source looks as if pytest had something to do with its tests. It may be wrong both ways."""
-    return _LOOKS_LIKE_PYTEST.search(content_of(Path(path))) is not None
-
-
-def has_marks(test: Any) -> bool:
-    """Whether a test of unittest has marks of pytest, which unittest does not heed."""
+def marks_that_decide(test: Any) -> list[str]:
+    """The names of the marks of pytest that a test of unittest has, and that unittest does not heed."""
     # Not imported, or not installed.
     if sys.modules.get("pytest") is None:
-        return False
+        return []
     cls = type(test)
     method = getattr(cls, getattr(test, "_testMethodName", ""), None)
     module = sys.modules.get(cls.__module__)
-    return any(getattr(owner, "pytestmark", None) for owner in (method, cls, module))
+    names = set()
+    for owner in (method, cls, module):
+        marks = getattr(owner, "pytestmark", None) or ()
+        for mark in marks if isinstance(marks, (list, tuple)) else (marks,):
+            names.add(str(getattr(mark, "name", "")))
+    return sorted(names.intersection(_DECISIVE))
 
 
 IsFixture = Callable[[FunctionType], bool]

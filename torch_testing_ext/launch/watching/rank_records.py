@@ -40,6 +40,8 @@ class RankRecords:
         # The ranks that a fault has ended, and that run again; and those that were ended while they were stopped.
         self.restarted: Counter[int] = Counter()
         self.frozen: set[int] = set()
+        # That something else has stopped, and that were still so when the time was over.
+        self.found_stopped: set[int] = set()
         paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
         self.logs = logs_of(paths, run.job.sanitize)
 

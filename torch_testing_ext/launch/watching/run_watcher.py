@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch_testing_ext._process import system
 from torch_testing_ext._tests.notes import note_memory
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import start, terminal_turns
@@ -231,7 +232,9 @@ class RankWatcher:
 
     def take_stacks(self) -> None:
         """Take the stacks and the flight recorders of the ranks that are pending."""
-        self.run.dump(self.state.stacks_timeout, [r for r in self.pending if not self.records.is_stopped_by_fault(r)])
+        ranks = [rank for rank in self.pending if not self.records.is_stopped_by_fault(rank)]
+        self.records.found_stopped.update(rank for rank in ranks if system.is_stopped(self.run.pids[rank]))
+        self.run.dump(self.state.stacks_timeout, ranks)
 
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
@@ -271,6 +274,7 @@ class RankWatcher:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
         reports = tuple(self._with_nccl(report) for report in self.records.reports())
         note_memory(report.account.memory for report in reports if report.account is not None)
+        reports = tuple(replace(r, was_stopped=r.rank in self.records.found_stopped) for r in reports)
         return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note)
 
     def _with_nccl(self, report: RankReport) -> RankReport:

@@ -146,6 +146,8 @@ class Agent(UnitListener):
         match message:
             case agent_messages.RunUnit():
                 self._run(message)
+            case agent_messages.FindFilesOfProject():
+                self.writer.send(self.files.find_files())
             case agent_messages.FindTests():
                 self._find(message)
             case agent_messages.EndUnit(number, cause, at_once):
@@ -292,7 +294,7 @@ def _serve(
         with FileProcesses(
             root,
             drop_in=bool(options.drop_in),
-            all_marks=bool(options.marks),
+            load_as=prepare.load_as,
             quit_timeout=AGENT_QUIT_TIMEOUT,
             # Whatever ends this process, the one that has made it removes it.
             base=_word(AGENT_FOLDER),

@@ -1,10 +1,11 @@
 """The messages between the runner and the agent of a node."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch_testing_ext.runner.engine.unit_log import EndCause
+from torch_testing_ext.runner.load_as import FilesFound, LoadAs
 from torch_testing_ext.runner.model import Attempt, Lease, Unit
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.processes.file_processes import Discovery
@@ -47,6 +48,7 @@ class PrepareNode:
     fetch: tuple[str, ...] | None = None
     # Tests rewrite expected texts, which come back as well.
     accepts: bool = False
+    load_as: LoadAs = field(default_factory=LoadAs)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ class FindTests:
     # The accelerators of the largest node.
     devices: int
     jobs: int
+
+
+@dataclass(frozen=True)
+class FindFilesOfProject:
+    """Ask pytest which files it collects; the answer is a FilesFound."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class FetchFiles:
     """Send the files of the project that tests have changed. No unit runs any more."""
 
 
-ToAgent: TypeAlias = PrepareNode | FindTests | RunUnit | EndUnit | AskUnit | CloseFile | FetchFiles
+ToAgent: TypeAlias = PrepareNode | FindFilesOfProject | FindTests | RunUnit | EndUnit | AskUnit | CloseFile | FetchFiles
 
 # -- from the agent
 
@@ -227,5 +234,5 @@ class AgentWarned:
 FromUnit: TypeAlias = BeganInUnit | IsSlowInUnit | ResultsOfUnit | EndOfUnit | StacksOfUnit | OutputOfUnit
 FromProject: TypeAlias = FileChanged | AllFilesSent
 FromAgent: TypeAlias = (
-    AgentHello | AgentAlive | NodeReady | NodeCannotRun | Discovery | FromUnit | FromProject | AgentWarned
+    AgentHello | AgentAlive | NodeReady | NodeCannotRun | FilesFound | Discovery | FromUnit | FromProject | AgentWarned
 )

@@ -21,6 +21,8 @@ from torch_testing_ext._process.words import first_names
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.engine.running_unit import UnitListener
 from torch_testing_ext.runner.events import Reporter, Warned
+from torch_testing_ext.runner.load_as import FilesFound
+from torch_testing_ext.runner.loading import load_as_of
 from torch_testing_ext.runner.model import Lease, NodeOfRun, Unit
 from torch_testing_ext.runner.options import ALL_CPUS, CannotRun, Options, UsageError
 from torch_testing_ext.runner.processes.file_processes import Discovery
@@ -30,7 +32,7 @@ from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 from torch_testing_ext.runner.site_protocol import Found, Preparation, RunSite, Work
 
-from .agent_messages import CloseFile, ClusterError, FindTests, PrepareNode, RunUnit
+from .agent_messages import CloseFile, ClusterError, FindFilesOfProject, FindTests, PrepareNode, RunUnit
 from .bridge_messages import Connect
 from .cluster_nodes import ClusterNodes, NodeLauncher
 from .node_choice import Wish
@@ -125,6 +127,7 @@ def _prepare(options: Options, root: Path) -> PrepareNode:
         show_command=run_again.show_command(options),
         environ=environment_for_nodes(os.environ, options.cluster_env),
         undo_worker=options.cluster != SLURM,
+        load_as=load_as_of(options, root),
     )
 
 
@@ -298,6 +301,18 @@ class ClusterSite(RunSite):
                 finder.send(FindTests(files, self.most_at_once, jobs))
             self._loop.step()
         return finder.found
+
+    def find_files(self) -> FilesFound:
+        """Have the largest node ask pytest which files it collects. If it is lost meanwhile, another does."""
+        self.wait_for_nodes()
+        finder: RemoteNode | None = None
+        while finder is None or finder.files_found is None:
+            if finder is None or finder.is_lost:
+                finder = self._largest_node()
+                finder.files_found = None
+                finder.send(FindFilesOfProject())
+            self._loop.step()
+        return finder.files_found
 
     def _largest_node(self) -> RemoteNode:
         """Raises CannotRun if none is left."""

@@ -15,6 +15,7 @@ from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext.runner.engine.running_unit import UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
+from torch_testing_ext.runner.load_as import FilesFound
 from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.processes.file_processes import Discovery
 
@@ -72,6 +73,7 @@ class RemoteNode:
         self.idle = 0
         self.is_lost = False
         self.found: Discovery | None = None
+        self.files_found: FilesFound | None = None
         self._stream = joining.stream
         self._loop = loop
         self._listener = listener
@@ -162,6 +164,8 @@ class RemoteNode:
                 self.lose(why)
             case Discovery():
                 self.found = message
+            case FilesFound():
+                self.files_found = message
             case agent_messages.AgentWarned(text):
                 self._listener.node_warned(self, text)
             case agent_messages.FileChanged():

@@ -79,6 +79,8 @@ class UnitLog:
     began: dict[int, worker_messages.Began] = field(default_factory=dict)
     ended: dict[int, worker_messages.Ended] = field(default_factory=dict)
     not_run: dict[int, worker_messages.NotRun] = field(default_factory=dict)
+    # The failures of tests before their tear-down.
+    failed_so_far: dict[int, TestEnd] = field(default_factory=dict)
     fixture: worker_messages.FixtureBegan | None = None  # the class or module fixture that is running
     aftermath: Aftermath = field(default_factory=dict)
     leftovers: dict[int | None, tuple[str, ...]] = field(
@@ -101,6 +103,8 @@ class UnitLog:
         match message:
             case worker_messages.Began(test):
                 self.began[test] = message
+            case worker_messages.FailedSoFar(test, end):
+                self.failed_so_far[test] = end
             case worker_messages.Ended(test):
                 self.ended[test] = message
             case worker_messages.NotRun(test):
@@ -204,10 +208,18 @@ class UnitLog:
     def _cut_short(self, end: WorkerExit) -> list[AttemptResult]:
         """The results of tests that the end of the worker has failed: the running one, or those of a set-up."""
         if self.running is not None:
-            return [self._ended_within(self.running, end)]
+            return [self._ended_within(self.running, end), *self._waiting_for_fixture(self.running, end)]
         if self.fixture is not None and (needed := [test for test in self._rest([]) if test in self.fixture.tests]):
             return self._prevented(needed, self.fixture.name, self.fixture.at, end)
         return []
+
+    def _waiting_for_fixture(self, running: int, end: WorkerExit) -> list[AttemptResult]:
+        """The results of tests that would wait for the same fixture that the running one has waited for in vain."""
+        if self.fixture is None or end.cause is not EndCause.DEADLINE:
+            return []
+        _, title = self._explain(end, end.at - self.fixture.at, self.fixture.name)
+        why = f"not run: {title} (see {self.names[running]})"
+        return [self._not_run(test, why, end) for test in self._rest([]) if test in self.fixture.tests]
 
     def _aftermath_of(self, end: WorkerExit) -> Aftermath:
         """The aftermath with the end of the worker: it came in a tear-down, or while nothing was running."""
@@ -218,11 +230,20 @@ class UnitLog:
     def _ended_within(self, test: int, end: WorkerExit) -> AttemptResult:
         began = self.began[test]
         seconds, name = end.at - began.at, self.names[test]
+        if self.fixture is not None:
+            seconds, name = end.at - self.fixture.at, self.fixture.name
         outcome, title = self._explain(end, seconds, name)
         # For a line that names the test already.
         _, reason = self._explain(end, seconds, name, says_where=False)
         failure = self._with_details(title, end, test)
-        result = self._result(test, TestEnd(outcome, failure=failure), began.at, end.at, reason)
+        so_far = self.failed_so_far.get(test)
+        if so_far is None:
+            test_end = TestEnd(outcome, failure=failure)
+        else:
+            first = so_far.failure or FailureView.of_text(so_far.message)
+            test_end = replace(so_far, failure=first.with_later([failure.in_fixture("after the test")]))
+            reason = ""
+        result = self._result(test, test_end, began.at, end.at, reason)
         return replace(result, log=(began.printed, None))
 
     def _prevented(self, tests: list[int], what: str, began: float, end: WorkerExit) -> list[AttemptResult]:

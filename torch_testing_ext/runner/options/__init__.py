@@ -8,6 +8,7 @@ from .values import (
     CannotRun as CannotRun,
     CountAs as CountAs,
     Gpus as Gpus,
+    Loader as Loader,
     Repeat as Repeat,
     Rerun as Rerun,
     ShardSpec as ShardSpec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, make_dataclass
@@ -38,6 +39,7 @@ from .values import (
     Action,
     CountAs,
     Gpus,
+    Loader,
     Repeat,
     Rerun,
     ShardSpec,
@@ -128,15 +130,25 @@ class RunOptions(AskedOptions):
             read_pytest_options, "options for pytest, as after --", "OPTIONS", Level.SETTING, in_command=True
         ),
     )
-    # `default_folders` finds the project's.
+    # pytest's own, or those of `default_folders`, if there are none.
     tests: tuple[Path, ...] = field(
         default=(),
         metadata=_selection(
             read_path,
-            "directories to search for tests (default: pytest's testpaths, else test and tests)",
+            "directories to search for tests (default: pytest's testpaths, else the project)",
             "DIR",
             Level.SETTING,
             many=True,
+        ),
+    )
+    loader: Loader = field(
+        default=Loader.AUTO,
+        metadata=_selection(
+            one_of(Loader),
+            "what finds and runs tests (default: auto, pytest where it is installed; with --drop-in unittest)",
+            "auto|pytest|unittest",
+            Level.SETTING,
+            in_command=True,
         ),
     )
     shard: ShardSpec | None = field(
@@ -483,6 +495,13 @@ class RunOptions(AskedOptions):
     def takes_terminal(self) -> bool:
         """Whether tests have the user's terminal."""
         return any(aspect.takes_terminal(self) for aspect in ASPECTS)
+
+    @property
+    def by_pytest(self) -> bool:
+        """Whether pytest loads the test files; `read_options` has seen to it that it is installed."""
+        if self.loader is Loader.AUTO:
+            return not self.drop_in and importlib.util.find_spec("pytest") is not None
+        return self.loader is Loader.PYTEST
 
     @property
     def endless(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from .all_options import OPTION_TABLE, Options
 from .dropped_in import with_dropped_in
 from .layers import COMMAND_LINE, DEFAULT
 from .names import written_name
-from .values import ALL_CPUS, UsageError
+from .values import ALL_CPUS, Loader, UsageError
 
 
 def complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
     """The options with what follows from them. Raises UsageError if some contradict each other."""
     _check_needs(options, sources)
+    if options.loader is Loader.PYTEST and importlib.util.find_spec("pytest") is None:
+        raise UsageError(f"{written_name('loader')}=pytest: pytest is not installed")
     _check_apart(options)
     _check_cluster(options)
     for aspect in ASPECTS:

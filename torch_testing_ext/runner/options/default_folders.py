@@ -11,29 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.project_folder import files_in
+from torch_testing_ext._process.project_folder import files_in, is_of_pytest
 from torch_testing_ext._process.project_settings import read_toml
 
 _TABLES = (("tool", "pytest", "ini_options"), ("tool", "pytest"), ("pytest",))
 
 
 def default_folders(root: Path) -> tuple[Path, ...]:
-    """pytest's testpaths, if there are any; else `test` and `tests`; else the test files of the root itself."""
+    """pytest's testpaths, if there are any; else the root itself."""
     folders = []
     for pattern in _first_testpaths(root):
         for path in sorted(glob.glob(pattern, root_dir=root, recursive=True)):
             folders.append(root / path)
-    if not folders:
-        folders = [root / name for name in ("test", "tests") if (root / name).is_dir()]
-    return tuple(folders or sorted(root.glob("test_*.py")))
+    return tuple(folders or (root,))
 
 
 def _first_testpaths(root: Path) -> Sequence[str]:
-    for file in files_in(root):
-        patterns = _testpaths(file)
-        if patterns:
-            return patterns
-    return ()
+    return next((_testpaths(file) for file in files_in(root) if is_of_pytest(file)), ())
 
 
 def _testpaths(file: Path) -> Sequence[str]:

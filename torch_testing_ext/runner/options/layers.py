@@ -16,7 +16,6 @@ from torch_testing_ext._process.words import nearest
 
 from .all_options import OPTION_TABLE, Options
 from .command_line import ParsedWords
-from .default_folders import default_folders
 from .names import setting_name
 from .values import UsageError
 
@@ -27,7 +26,7 @@ Layer = dict[str, tuple[Any, str]]
 
 
 def defaults(root: Path) -> Layer:
-    options = Options(tests=default_folders(root))
+    options = Options()
     return {field: (_resolved(getattr(options, field), root), DEFAULT) for field in OPTION_TABLE}
 
 

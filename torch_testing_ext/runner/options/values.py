@@ -33,6 +33,15 @@ class Rerun(enum.Enum):
     FAILED_FIRST = "failed-first"
 
 
+class Loader(enum.Enum):
+    """The program that finds tests in files and runs them."""
+
+    # pytest where it is installed; unittest elsewhere, and for PyTorch's own tests.
+    AUTO = "auto"
+    PYTEST = "pytest"
+    UNITTEST = "unittest"
+
+
 class Action(enum.Enum):
     """The work of run_test.py on the selected tests."""
 

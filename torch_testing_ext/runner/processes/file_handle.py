@@ -20,6 +20,7 @@ from torch_testing_ext._process.logs import tail
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.requested_children import Gone, RequestedChildren
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId
 
 from . import worker_messages
@@ -59,6 +60,8 @@ class FileContents:
     broken: Attempt | None = None
     unsafe: str = ""
     remark: str = ""
+    # Its tests are known, or that it has none.
+    is_listed: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ class FileHandle:
     devices: int
     # The file for the output of the process while it imports the test file.
     log: Path
-    load_as: worker_messages.LoadAs
+    load_as: LoadAs
     state: FileState = FileState.CLOSED
     contents: FileContents = FileContents()
     _process: _Process | None = None
@@ -146,12 +149,9 @@ class FileHandle:
         match message:
             case worker_messages.FileTests(tests, not_run, remark):
                 nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
-                self.contents = FileContents(tests, not_run, unsafe=self.contents.unsafe, remark=remark or nothing)
-            case worker_messages.FileNeedsPytest():
-                self.load_as = dataclasses.replace(self.load_as, by_pytest=True)
-                # It ends: pytest imports the file in another one.
-                self.close()
-                self._open_again()
+                self.contents = FileContents(
+                    tests, not_run, unsafe=self.contents.unsafe, remark=remark or nothing, is_listed=True
+                )
             case worker_messages.FileSkipped(reason, want):
                 self._become_skipped(reason, want)
             case worker_messages.FileReady():
@@ -177,7 +177,7 @@ class FileHandle:
             self._break(f"its tests were listed, but it skips itself when it is imported again: {reason}")
             return
         self._become(FileState.SKIPPED)
-        self.contents = FileContents(tests=(Test(TestId(self.name), skip=reason, want=want),))
+        self.contents = FileContents((Test(TestId(self.name), skip=reason, want=want),), is_listed=True)
 
     def _give_up(self) -> None:
         assert self._process is not None
@@ -200,9 +200,6 @@ class FileHandle:
             return
         for message in process.channel.receive_available():
             self._on_message(process, message)
-        if self._process is not process:
-            # pytest imports the file in another one.
-            return
         if self.state is FileState.OPENING:
             with_preloaded_server = (
                 process.preloaded_server_start != self.preloaded_server.starts and self.preloaded_server.failure is None

@@ -22,7 +22,7 @@ from torch_testing_ext._testing.helpers import expectations
 
 from . import worker, worker_messages
 from .fork_parent import ForkParent
-from .loaded_file import FileSkips, LoadedFile, NeedsPytest, how_to_import
+from .loaded_file import FileSkips, LoadedFile, how_to_import
 
 # The exit code of a child that has queried accelerators while it listed the tests.
 _QUERIED_ACCELERATORS = 3
@@ -43,9 +43,6 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     try:
         file = LoadedFile.load(request.path, request.load_as)
         file_reads.add_modules()
-    except NeedsPytest:
-        channel.send(worker_messages.FileNeedsPytest())
-        os._exit(0)
     except FileSkips as skip:
         channel.send(worker_messages.FileSkipped(skip.reason, skip.want))
         os._exit(0)

@@ -7,25 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
-from torch_testing_ext.runner.model import Attempt, Test, TestId, Unit
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.load_as import FILES, FilesFound, LoadAs
+from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, Unit
 from torch_testing_ext.runner.options import CannotRun
 
 from .file_handle import FileHandle, FileState
 from .preloaded_client import PreloadedServerClient
-from .worker_messages import (
-    CountDevices,
-    DevicesCounted,
-    LoadAs,
-)
+from .worker_messages import CountDevices, DevicesCounted, FindFiles
 
 Reads = dict[TestId, dict[str, str] | None]
+NOT_LISTED = "the file was selected, and nothing has said which tests it has"
 # Longer than each of the ways to ask the driver takes.
 COUNT_TIMEOUT = 200.0
+# Conftest files may import much.
+FIND_TIMEOUT = 120.0
 # Processes of files that wait for their first unit.
 MOST_OPEN = 32
 
@@ -47,8 +49,7 @@ class Discovery:
 class FileProcesses(PreloadedServerClient):
     """The processes of test files, and the preloaded server above them: `with FileProcesses(root) as files:`."""
 
-    # Find tests, too, that pytest's own options deselect by their marks.
-    all_marks: bool = False
+    load_as: LoadAs = field(default_factory=LoadAs)
     # Known when devices have been counted.
     torch_version: str = ""
     _files: dict[str, FileHandle] = field(default_factory=dict)
@@ -87,6 +88,33 @@ class FileProcesses(PreloadedServerClient):
             raise CannotRun(answers[0].failure)
         self.torch_version = answers[0].torch
         return answers[0]
+
+    def find_files(self) -> FilesFound:
+        """Ask pytest which files it collects. Raises CannotRun if no process can be started for that."""
+        ours, theirs = socket_pair()
+        channel: Channel[FilesFound] = Channel(ours, FilesFound)
+        answers: list[FilesFound] = []
+        ended: list[str] = []
+        self.loop.serve(channel, answers.append, lambda: None)
+        log = self.directory / f"{FILES}.log"
+        request = partial(
+            FindFiles, root=str(self.root), load_as=self.load_as, log=str(log), reads=str(log.with_suffix(".reads"))
+        )
+        with theirs:
+            child = self.start_child(request, ended.append, theirs.fileno())
+        until = time.monotonic() + FIND_TIMEOUT
+        while not ended and time.monotonic() < until:
+            self.loop.step(until)
+        if not ended:
+            self.kill(child)
+        self.loop.forget(channel)
+        channel.close()
+        if self.failure is not None:
+            raise CannotRun(self.failure)
+        if answers:
+            return answers[0]
+        why = f"it {ended[0]}" if ended else f"it took more than {FIND_TIMEOUT:.0f} s; it was killed"
+        return FilesFound((), failure=f"the process in which pytest looks for files ended early: {why}\n{tail(log)}")
 
     def discover(
         self,
@@ -128,6 +156,8 @@ class FileProcesses(PreloadedServerClient):
             not_run += file.contents.not_run
             if file.contents.broken is not None:
                 broken.append(file.contents.broken)
+            elif not file.contents.is_listed:
+                broken.append(Attempt(Test(TestId(file.name)), TestEnd(TestOutcome.ERROR, NOT_LISTED)))
         return Discovery(tuple(tests), tuple(broken), tuple(not_run), self.warnings)
 
     def _keep_few_open(self, files: Iterable[FileHandle]) -> None:
@@ -155,6 +185,7 @@ class FileProcesses(PreloadedServerClient):
         reads: Reads = {}
         for name, file in self._files.items():
             reads[TestId(name)] = self._reads_in(file.reads)
+        reads[TestId(FILES)] = self._reads_in(self.directory / f"{FILES}.reads")
         reads.update(self._reads)
         return reads
 
@@ -166,5 +197,5 @@ class FileProcesses(PreloadedServerClient):
         if name not in self._files:
             # A path may be too long for the name of a file.
             log = self.directory / f"import{len(self._files)}.log"
-            self._files[name] = FileHandle(self, name, devices, log, LoadAs(all_marks=self.all_marks))
+            self._files[name] = FileHandle(self, name, devices, log, self.load_as)
         return self._files[name]

@@ -7,21 +7,20 @@ import os
 import sys
 import unittest
 import unittest.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch_testing_ext._machine.device_needs import DeviceNeeds
-from torch_testing_ext._process import importing, user_commands
+from torch_testing_ext._process import file_reads, importing, user_commands
 from torch_testing_ext._process.importing import ModulePlace
 from torch_testing_ext._process.words import first_names
 from torch_testing_ext._testing.bases import tests_for_pytest
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest, pytest_style_tests
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId
-
-from .worker_messages import LoadAs
 
 _FIXTURES = ("setUpClass", "tearDownClass")
 _MODULE_FIXTURES = ("setUpModule", "tearDownModule")
@@ -37,10 +36,6 @@ class FileSkips(Exception):
         self.reason = reason or "skipped"
         # What it needs, if there are not enough devices.
         self.want = want
-
-
-class NeedsPytest(Exception):
-    """pytest has to import the file, in a process that has not imported it."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class NamedTest:
 class LoadedFile:
     """The tests of an imported file."""
 
-    # The tests in unittest's order, then those in pytest's.
+    # The tests in the order of unittest or pytest.
     named: tuple[NamedTest, ...]
     # The tests by name.
     tests: dict[str, Any]
@@ -72,32 +67,64 @@ class LoadedFile:
 
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
-        """Import the file with sys.path and sys.argv as if it was run as a program. Raises FileSkips or NeedsPytest."""
-        sys.path.insert(0, os.path.dirname(path))
+        """Import the file, by pytest or by unittest's loader. Raises FileSkips."""
         sys.argv[:] = [path]
-        collection = _collect(path, load_as or LoadAs())
+        load_as = load_as or LoadAs()
         try:
-            module = _import(path) if collection is None else _module_of(collection)
-            suite = _load_tests(module)
+            if load_as.by_pytest and tests_for_pytest.is_installed():
+                return cls._by_pytest(path, load_as)
+            return cls._by_unittest(path)
         except BaseException as error:
             reason = _reason_to_skip(error)
             if reason is None:
                 raise
             raise FileSkips(reason, getattr(error, "want", None)) from error
+
+    @classmethod
+    def _by_pytest(cls, path: str, load_as: LoadAs) -> LoadedFile:
+        """Have pytest collect the file: all that it collects are the tests of the file."""
+        # Once, and here: each worker would import it by itself.
+        from . import pytest_run  # noqa: F401
+        from .pytest_collection import Collection
+        from .pytest_items import left_out, not_collected, tests_of
+
+        # Raises if it cannot be found.
+        os.stat(path)
+        file_reads.ignore_walks()
+        importing.forget_stdlib_test_package(ModulePlace.of(path))
+        collection = Collection.of(path, load_as)
+        if collection.import_error is not None:
+            raise collection.import_error
+        names = _Names({})
+        named = tuple(names.of(test) for test in tests_of(collection))
+        not_run = tuple((names.of(test), why) for test, why in not_collected(collection))
+        return cls(named, {test.name: test.test for test in named}, not_run, left_out(collection))
+
+    @classmethod
+    def _by_unittest(cls, path: str) -> LoadedFile:
+        """Import the file with sys.path as if it was run as a program, and load it as unittest does."""
+        sys.path.insert(0, os.path.dirname(path))
+        module = _import(path)
         tests = []
         suites = []
-        for part in flatten(suite):
+        for part in flatten(_load_tests(module)):
             if isinstance(part, unittest.BaseTestSuite):
                 suites.append(part)
             else:
                 tests.append(part)
-        to_run, cannot_run, left_out = _share_out(module, collection, tests)
-        names = _Names(module)
+        for_pytest = [(test, _why_for_pytest(test)) for test in pytest_style_tests(module, tests, _is_fixture)]
+        to_run = []
+        for test in tests:
+            marks = tests_for_pytest.marks_that_decide(test)
+            if marks:
+                for_pytest.append((test, _why_marked(marks)))
+            else:
+                to_run.append(test)
+        names = _Names(_names_of_classes(module))
         not_run = [(names.of(suite), _why_not_taken_apart(suite)) for suite in suites]
         named = tuple(names.of(test) for test in to_run)
-        not_run += [(names.of(test), why) for test, why in cannot_run]
-        by_name = {test.name: test.test for test in named}
-        return cls(named, by_name, tuple(not_run), left_out)
+        not_run += [(names.of(test), why) for test, why in for_pytest]
+        return cls(named, {test.name: test.test for test in named}, tuple(not_run))
 
     def listing(self, file: str, devices: int) -> tuple[Test, ...]:
         """All tests and their needs. `devices`: the number of devices of the run, on one node."""
@@ -119,25 +146,8 @@ class LoadedFile:
             return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
         was_asked = self.left_out is not None
         if was_asked and not self.named and not self.not_run:
-            return f"{file} has no tests: neither unittest nor pytest finds one in it"
+            return f"{file} has no tests: pytest finds none in it"
         return ""
-
-
-def _share_out(
-    module: ModuleType, collection: Any, tests: list[Any]
-) -> tuple[list[Any], list[tuple[Any, str]], tuple[str, ...] | None]:
-    """The tests to run, by unittest or pytest; those that cannot be run, and why; and what pytest leaves out."""
-    styled = pytest_style_tests(module, tests, _is_fixture)
-    if collection is not None:
-        # Once, and here: each worker would import it by itself.
-        from . import pytest_run  # noqa: F401
-        from .pytest_items import share_out
-
-        return share_out(collection, tests, styled)
-    wants_pytest = styled or any(tests_for_pytest.has_marks(test) for test in tests)
-    if wants_pytest and tests_for_pytest.is_installed():
-        raise NeedsPytest
-    return tests, [(test, _why_without_pytest(test)) for test in styled], None
 
 
 def _is_fixture(function: FunctionType) -> bool:
@@ -204,30 +214,6 @@ def _reason_to_skip(error: BaseException) -> str | None:
     return None
 
 
-# -- tests for pytest
-
-
-def _collect(path: str, load_as: LoadAs) -> Any:
-    """Have pytest collect the file if it seems to have tests for it; None otherwise."""
-    is_for_pytest = load_as.by_pytest or tests_for_pytest.looks_like_pytest(path)
-    if not is_for_pytest or not tests_for_pytest.is_installed():
-        return None
-    from .pytest_collection import Collection
-
-    importing.forget_stdlib_test_package(ModulePlace.of(path))
-    return Collection.of(path, load_as)
-
-
-def _module_of(collection: Any) -> ModuleType:
-    """The module that pytest has imported. Without one, pytest itself has failed: the tests of unittest run."""
-    if collection.import_error is not None:
-        raise collection.import_error
-    module: ModuleType | None = collection.module
-    if module is None:
-        return _import(collection.path)
-    return module
-
-
 # -- the tests
 
 
@@ -279,12 +265,20 @@ def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:
     )
 
 
-def _why_without_pytest(test: PytestStyleTest) -> str:
-    return (
-        f"{tests_for_pytest.why_not_run(test)}, and pytest is not installed\n"
-        f"Install pytest ({user_commands.command('-m', 'pip', 'install', 'pytest')}), or make it a method of a "
-        f"unittest.TestCase.\n{tests_for_pytest.if_no_test(test)}"
-    )
+def _why_for_pytest(test: PytestStyleTest) -> str:
+    return f"{tests_for_pytest.why_not_run(test)}, {_remedy()}\n{tests_for_pytest.if_no_test(test)}"
+
+
+def _why_marked(marks: Sequence[str]) -> str:
+    return f"not run: only pytest heeds its marks ({', '.join(marks)}), {_remedy()}"
+
+
+def _remedy() -> str:
+    """How pytest comes to load the file."""
+    if not tests_for_pytest.is_installed():
+        install = user_commands.command("-m", "pip", "install", "pytest")
+        return f"and pytest is not installed\nInstall pytest ({install})."
+    return "and unittest loads the file, as PyTorch does\nLet pytest load it: -o loader=pytest."
 
 
 class _Names:
@@ -293,13 +287,17 @@ class _Names:
     The second test of a name gets `#2`: one test may be in a suite twice, and two classes may have the same name.
     """
 
-    def __init__(self, module: ModuleType):
-        self._classes = _names_of_classes(module)
+    def __init__(self, classes: Mapping[type, str]):
+        """`classes`: names of classes that their own names do not lead to."""
+        self._classes = classes
         self._taken: set[str] = set()
 
     def of(self, test: Any) -> NamedTest:
         """Name a test as unittest or pytest selects it: by the class, for unittest as in the module, and the method."""
-        if isinstance(test, (PytestStyleTest, PytestTest)):
+        if isinstance(test, PytestTest):
+            cls = test.cls
+            method = test.method
+        elif isinstance(test, PytestStyleTest):
             cls = test.cls.replace(".", "::")
             method = test.method
         else:
@@ -378,9 +376,10 @@ def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
     from . import pytest_items
 
     item = pytest_items.describe(named.test, TestId(file, named.cls, named.method), devices)
-    if named.test.case is None:
+    test_case = pytest_items.test_case(named.test.item)
+    if test_case is None:
         return item
-    case = describe(NamedTest(named.cls, named.method, named.test.case), file, devices)
+    case = describe(NamedTest(named.cls, named.method, test_case), file, devices)
     return replace(
         item,
         world_size=max(item.world_size, case.world_size),
@@ -392,6 +391,7 @@ def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
         has_ranks=item.has_ranks or case.has_ranks,
         is_whole_world=item.is_whole_world or case.is_whole_world,
         skip=case.skip if item.skip is None else item.skip,
+        line=case.line or item.line,
     )
 
 

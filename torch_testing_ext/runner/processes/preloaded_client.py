@@ -44,6 +44,7 @@ MOST_DEATHS = 20
 MOST_FAILED_STARTS = 3
 
 ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+_PYTEST = "torch_testing_ext.runner.processes.pytest_run"
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
 _DYNAMO = "torch_testing_ext._testing.bases.dynamo_imported"
@@ -64,7 +65,7 @@ class WarmUp:
     server: WarmServer | None = None
 
 
-def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
+def warm_up_for(root: Path, files: Iterable[str], by_pytest: bool = False) -> WarmUp:
     """Choose what saves time for these files, given relative to the root.
 
     What no file uses is not imported: FSDP and DTensor take half as long as torch itself, and dynamo as long again. The
@@ -73,6 +74,8 @@ def warm_up_for(root: Path, files: Iterable[str]) -> WarmUp:
     """
     facts = [facts_of(str(root / name)) for name in files]
     modules = list(ALWAYS)
+    if by_pytest:
+        modules.append(_PYTEST)
     if any(file.fsdp for file in facts):
         modules.append(_FSDP)
     if any(file.dtensor for file in facts):

@@ -78,6 +78,10 @@ class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
                 to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
                 self.start(message.number, partial(_count_devices, to_counter))
                 to_counter.close()
+            case worker_messages.FindFiles():
+                to_finder: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
+                self.start(message.number, partial(_find_files, message, to_finder))
+                to_finder.close()
             case worker_messages.StartUnit():
                 # A file that is not safe to fork.
                 self.start_unit(message, start_interpreter)
@@ -85,6 +89,13 @@ class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
+
+
+def _find_files(request: worker_messages.FindFiles, channel: Channel[worker_messages.Nothing]) -> NoReturn:
+    # It imports pytest.
+    from . import pytest_files
+
+    pytest_files.run_and_exit(request, channel)
 
 
 def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:

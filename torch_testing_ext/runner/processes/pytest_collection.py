@@ -1,7 +1,8 @@
 """A session of pytest that collects one test file.
 
-Imports pytest, so it is imported only for files with tests for pytest. pytest.main would run tests right after it
-has collected them; here, the steps that it takes are taken one by one, with the same hooks in the same order.
+pytest.main would run tests right after it has collected them; here, the steps that it takes are taken one by one, with
+the same hooks in the same order. The session begins where one for the whole project does, and ignores all else on the
+way to the file: so configuration, conftest files, ids and packages are those of the whole project.
 
 Each worker ends the session that it has inherited. If the project has hooks that begin or end a session, such as
 one that removes a folder at its end, a worker has a session of its own, from the beginning.
@@ -16,7 +17,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +27,7 @@ import pytest
 
 from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._pytest_ranks import pytest_internals
-
-from .worker_messages import LoadAs
+from torch_testing_ext.runner.load_as import LoadAs
 
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
@@ -65,6 +65,8 @@ class Collection:
 
     def __init__(self, path: str, load_as: LoadAs):
         self.path = path
+        # pytest has come to the file.
+        self.is_reached = False
         # The module as pytest has imported it.
         self.module: ModuleType | None = None
         self.import_error: BaseException | None = None
@@ -83,20 +85,19 @@ class Collection:
     def of(cls, path: str, load_as: LoadAs) -> Collection:
         """Collect a file, in the process from which the workers are forked."""
         collection = cls(path, load_as)
-        collection._collect([path], for_listing=True)
+        collection._collect(for_listing=True)
         return collection
 
-    def again(self, items: Iterable[Any]) -> Collection:
-        """Collect some of its tests by a new session, in a process that has imported the file and runs them."""
-        names = [f"{self.path}::{pytest_internals.name_in_file(item)}" for item in items]
+    def again(self) -> Collection:
+        """Collect it by a new session, in a process that has imported the file and runs tests."""
         collection = Collection(self.path, self._load_as)
-        collection._collect(names, for_listing=False)
+        collection._collect(for_listing=False)
         return collection
 
-    def _collect(self, names: Sequence[str], for_listing: bool) -> None:
-        with self._own_hooks(), warnings.catch_warnings(), pytest_internals.arguments_below(self.path):
+    def _collect(self, for_listing: bool) -> None:
+        with self._own_hooks(), warnings.catch_warnings(), pytest_internals.whole_paths():
             try:
-                self._begin(names)
+                self._begin()
                 if for_listing and self._has_hooks_of_project():
                     self.is_for_listing = True
                     self.finish()
@@ -105,12 +106,12 @@ class Collection:
                 self._session = None
                 if self.import_error is None:
                     self.failures.append(((), explain_error(error)))
+        if not self.is_reached and not self.failures:
+            self.failures.append(((), "it does not collect the file on its own, although it does with the others"))
 
-    def _begin(self, names: Sequence[str]) -> None:
-        config = pytest_internals.make_config([*names, *_ARGUMENTS], [_Observer(self, self._load_as)])
-        # Without paths among the project's own options.
-        config.args[:] = names
-        _silence(config)
+    def _begin(self) -> None:
+        config = make_config(self._load_as, _Observer(self, self._load_as))
+        config.args[:] = [place for place in config.args if _leads_to(place, Path(self.path))] or [self.path]
         session = pytest.Session.from_config(config)
         session.exitstatus = pytest.ExitCode.OK
         self._session = session
@@ -173,6 +174,22 @@ class Collection:
             sys.unraisablehook, threading.excepthook = before
 
 
+def make_config(load_as: LoadAs, observer: Any) -> Any:
+    """The configuration of a session in the working directory, whose arguments are the places where it looks."""
+    config = pytest_internals.make_config([*load_as.places, *_ARGUMENTS], [observer])
+    config.args += [place for place in load_as.more_places if place not in config.args]
+    _silence(config)
+    return config
+
+
+def _leads_to(place: str, file: Path) -> bool:
+    """Whether pytest may find a file in a place, which may be a file, a folder, or something else that pytest knows."""
+    path = Path.cwd() / place.partition("::")[0]
+    if path.is_dir():
+        return path in file.parents
+    return path == file or not path.exists()
+
+
 def _silence(config: Any) -> None:
     """Take out the plugins that report on a whole session, or remember which tests have failed."""
     manager = config.pluginmanager
@@ -203,11 +220,10 @@ class _SilentReporter:
         return getattr(self._reporter, name)
 
 
-class _Observer:
-    """The plugin that adapts pytest's options, and notes what is and what is not collected."""
+class Adapter:
+    """The plugin that adapts pytest's options to a session whose tests run elsewhere."""
 
-    def __init__(self, collection: Collection, load_as: LoadAs):
-        self._collection = collection
+    def __init__(self, load_as: LoadAs):
         self._load_as = load_as
 
     @pytest.hookimpl(tryfirst=True)
@@ -220,15 +236,35 @@ class _Observer:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self) -> Generator[None, Any, Any]:
-        with _own_streams():
+        with own_streams():
             return (yield)
+
+
+class _Observer(Adapter):
+    """The plugin that leads to one file, and notes what is and what is not collected."""
+
+    def __init__(self, collection: Collection, load_as: LoadAs):
+        super().__init__(load_as)
+        self._collection = collection
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        return None if pytest_internals.leads_to(collection_path, Path(self._collection.path)) else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
-        with _own_streams():
-            report = yield
+        is_the_file = isinstance(collector, pytest.File) and str(collector.path) == self._collection.path
+        self._collection.is_reached |= is_the_file
+        try:
+            with own_streams():
+                report = yield
+        except SystemExit as exits:
+            # pytest would exit, too.
+            if is_the_file:
+                self._collection.import_error = exits
+            raise
         has_passed = report.outcome == "passed"
-        if isinstance(collector, pytest.Module) and collector.path.samefile(self._collection.path):
+        if isinstance(collector, pytest.Module) and is_the_file:
             module = pytest_internals.imported_module(collector)
             if module is not None:
                 self._collection.module = module
@@ -245,7 +281,7 @@ class _Observer:
 
 
 @contextmanager
-def _own_streams() -> Iterator[None]:
+def own_streams() -> Iterator[None]:
     """Put the streams back which an import replaces, by None for example, as pytest does where it captures output."""
     before = sys.stdout, sys.stderr
     try:

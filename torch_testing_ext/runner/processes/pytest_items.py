@@ -19,7 +19,6 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     is_of_unittest,
     name_in_file,
 )
-from torch_testing_ext._testing.bases import tests_for_pytest
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest
 from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT, WHOLE_WORLD
@@ -28,70 +27,8 @@ from torch_testing_ext.runner.model import Test, TestId
 from .pytest_collection import Collection, names_of_classes
 
 
-def share_out(
-    collection: Collection, tests: list[Any], styled: list[PytestStyleTest]
-) -> tuple[list[Any], list[tuple[Any, str]], tuple[str, ...]]:
-    """Each test is run by unittest or pytest, or cannot be collected, or is left out by pytest's options and hooks.
-
-    Returns the tests that unittest runs, before those that pytest runs; those that are not run, and why; and the names
-    of those left out.
-    """
-    by_pytest = list(_tests_for_pytest(collection, tests))
-    moved = {_identity(test.case) for test in by_pytest if test.case is not None}
-    deselected = set()
-    others_deselected = []
-    for item in collection.deselected:
-        if is_of_unittest(item):
-            deselected.add((item.cls, _function_name(item)))
-        else:
-            others_deselected.append(item)
-    left_out = _names_of(others_deselected)
-    by_unittest: list[Any] = []
-    missed: list[Any] = []
-    for test in tests:
-        if _identity(test) in moved:
-            continue
-        if not tests_for_pytest.has_marks(test):
-            by_unittest.append(test)
-        elif _identity(test) in deselected:
-            left_out.append(f"{type(test).__name__}.{test._testMethodName}")
-        else:
-            missed.append(test)
-    collected = {*left_out, *_names_of(collection.items)}
-    for styled_test in styled:
-        name = f"{styled_test.cls}.{styled_test.method}".lstrip(".")
-        if name in collected:
-            continue
-        if collection.failures:
-            missed.append(styled_test)
-        else:
-            left_out.append(name)
-    return [*by_unittest, *by_pytest], _not_collected(collection, missed), tuple(left_out)
-
-
-def _identity(test: Any) -> tuple[type, str]:
-    return type(test), getattr(test, "_testMethodName", "")
-
-
-def _not_collected(collection: Collection, missed: list[Any]) -> list[tuple[Any, str]]:
-    """An error for each test that pytest could not collect, and for each failure that concerns none of these."""
-    title = "not run: pytest cannot collect it"
-    if missed:
-        why = "\n\n".join(text for _, text in collection.failures)
-        if not why:
-            why = "it does not find it, but only pytest heeds its marks"
-        return [(test, f"{title}: {why}") for test in missed]
-    errors = []
-    for names, text in collection.failures:
-        *classes, name = names or ("",)
-        test = PytestStyleTest(".".join(classes), name, 0)
-        errors.append((test, f"{title}: {text}"))
-    return errors
-
-
-def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Iterator[PytestTest]:
-    """The tests that pytest runs: all that unittest does not find, and those of unittest that have marks of pytest."""
-    cases = {_identity(test): test for test in by_unittest}
+def tests_of(collection: Collection) -> list[PytestTest]:
+    """The tests that pytest has collected."""
     items = collection.items
     for item in items:
         # What is wrong with them is said when they run.
@@ -99,28 +36,44 @@ def _tests_for_pytest(collection: Collection, by_unittest: Iterable[Any]) -> Ite
     if any(SPEC in item.stash for item in items):
         # Once, and not in each worker.
         importlib.import_module("torch_testing_ext._pytest_ranks.item_in_parent")
-    plugins = _packages_of_plugins(items[0].config) if items else frozenset()
-    together = _together(items, plugins)
+    together = _together(items, _packages_of_plugins(items[0].config) if items else frozenset())
+    tests = []
     for number, item in enumerate(items):
-        case = None
-        if is_of_unittest(item):
-            case = cases.get((item.cls, _function_name(item)))
-            if case is None or not _is_for_pytest(item, plugins):
-                continue
-        cls = "::".join(names_of_classes(item))
         line = (item.location[1] or 0) + 1
-        yield PytestTest(collection, item, cls, item.name, line, together.get(number, ""), case)
+        tests.append(PytestTest(collection, item, _owner(item), item.name, line, together.get(number, "")))
+    return tests
 
 
-def _is_for_pytest(item: Any, plugins: frozenset[str]) -> bool:
-    """Whether a test of unittest has what only pytest heeds: marks, or fixtures of the project that it uses."""
-    if any(True for _ in item.iter_markers()):
-        return True
-    for definitions in fixture_definitions(item).values():
-        for definition in definitions:
-            if not _is_xunit(definition) and not _is_of(definition, plugins):
-                return True
-    return False
+def _owner(item: Any) -> str:
+    """The name in its file of what a test is in, such as its class."""
+    return name_in_file(item).removesuffix(item.name).removesuffix("::")
+
+
+def test_case(item: Any) -> unittest.TestCase | None:
+    """The test case that unittest would run; None for a test of another kind."""
+    if not is_of_unittest(item):
+        return None
+    try:
+        case: unittest.TestCase = item.cls(_function_name(item))
+    except Exception:
+        # pytest reports the same when it runs the test.
+        return None
+    return case
+
+
+def not_collected(collection: Collection) -> list[tuple[PytestStyleTest, str]]:
+    """An error for each part of the file that pytest could not collect."""
+    errors = []
+    for names, text in collection.failures:
+        *classes, name = names or ("",)
+        test = PytestStyleTest(".".join(classes), name, 0)
+        errors.append((test, f"not run: pytest cannot collect it: {text}"))
+    return errors
+
+
+def left_out(collection: Collection) -> tuple[str, ...]:
+    """The names of tests that pytest's options and hooks leave out."""
+    return tuple(_names_of(collection.deselected))
 
 
 def _names_of(items: Iterable[Any]) -> list[str]:
@@ -247,12 +200,26 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
 
 def _label(key: _Key) -> str:
     definition, cls = key
+    name = _name(definition)
+    return f"{cls}.{name}" if cls else name
+
+
+def _name(definition: Any) -> str:
     name = str(definition.argname)
     if name.startswith(UNITTEST_FIXTURE):
-        name = "setUpClass"
-    elif name.startswith(XUNIT_FIXTURES):
+        return "setUpClass"
+    if name.startswith(XUNIT_FIXTURES):
         name = definition.func.__name__.removesuffix("_fixture").removeprefix("xunit_")
-    return f"{cls}.{name}" if cls else name
+    return "setUpModule" if name == "setup_module" else name
+
+
+def name_of_fixture(definition: Any, node: Any) -> str:
+    """The name of a fixture for a user. `node`: the class, module or session of which it is set up."""
+    owner = getattr(node, "obj", None)
+    if not _is_xunit(definition) or owner is None:
+        return f"fixture {_name(definition)}"
+    name = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else owner.__name__
+    return f"{_name(definition)} ({name})"
 
 
 def _is_xunit(definition: Any) -> bool:

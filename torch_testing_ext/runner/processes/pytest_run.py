@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
+from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Judgement, TestReports
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
@@ -24,6 +25,7 @@ from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
 
+from . import pytest_items
 from .pytest_collection import Collection, explain_error
 from .unit_reports import Send, UnitReports
 from .worker_messages import FromWorker, UnitSpec, WorkerBroke
@@ -38,7 +40,7 @@ def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Sen
     collection = tests[0][1].collection
     items: list[tuple[int, Any]] = [(number, test.item) for number, test in tests]
     if collection.is_for_listing:
-        collection = collection.again(item for _, item in items)
+        collection = collection.again()
         items = _find_again(collection, tests, UnitReports(unit, send))
     if not items:
         return True
@@ -103,6 +105,8 @@ class _Loop:
         self._to_runner = send
         self._of_test = TestReports()
         self._begun: set[int] = set()
+        # Of the running test.
+        self._number = -1
 
     def _send(self, message: FromWorker) -> None:
         try:
@@ -124,6 +128,7 @@ class _Loop:
         """Run a test, and report how it ended."""
         self._prepare(number, item)
         self._of_test = TestReports()
+        self._number = number
         self._begun.add(number)
         self.reports.test_began(number)
         rank_stops.at_test()
@@ -177,18 +182,46 @@ class _Loop:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> Generator[None, Any, Any]:
-        error = None
-        if call.excinfo is not None:
-            error = call.excinfo.value
-            if not isinstance(getattr(error, "outcome", None), launch.TestOutcome):
-                rank_stops.at_failure(error)
+        error = _stop_at(call)
         report = yield
-        self._of_test.made(report, error)
+        # pytest gives the exceptions of tests of unittest only now.
+        self._of_test.made(report, error or _stop_at(call))
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
         self._of_test.add(report)
+        if report.failed and report.when != "teardown":
+            failures = self._of_test.judge()
+            outcome, failure = failures[0].outcome, _failure_or_text(failures)
+            self.reports.failed_so_far(self._number, outcome, failure)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
+        """Say which tests wait for a fixture that they share."""
+        if fixturedef.scope == "function":
+            return (yield)
+        numbers = [number for number, item in self._tests if fixturedef in _definitions(item)]
+        self.reports.shared_fixture_began(pytest_items.name_of_fixture(fixturedef, request.node), tuple(numbers))
+        try:
+            return (yield)
+        finally:
+            self.reports.shared_fixture_ended()
+
+
+def _definitions(item: Any) -> Iterator[Any]:
+    for definitions in pytest_internals.fixture_definitions(item).values():
+        yield from definitions
+
+
+def _stop_at(call: Any) -> BaseException | None:
+    """The exception of a phase of a test, at which a debugger may stop; None without one."""
+    if call.excinfo is None:
+        return None
+    error: BaseException = call.excinfo.value
+    if not isinstance(getattr(error, "outcome", None), launch.TestOutcome):
+        rank_stops.at_failure(error)
+    return error
 
 
 def _failure_or_text(judgements: Sequence[Judgement]) -> FailureView | str:

@@ -21,7 +21,17 @@ from torch_testing_ext.launch import Cause, accounts, device_memory
 from torch_testing_ext.launch.aspects.faults import SWEEP
 from torch_testing_ext.runner.model import DeviceMemory, TestEnd
 
-from .worker_messages import Began, Ended, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun, UnitSpec
+from .worker_messages import (
+    Began,
+    Ended,
+    FailedSoFar,
+    FixtureBegan,
+    FixtureEnded,
+    FixtureFailed,
+    FromWorker,
+    NotRun,
+    UnitSpec,
+)
 
 # The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
 LONGEST_SENT_MESSAGE = 4_000_000
@@ -76,6 +86,20 @@ class UnitReports:
     def not_run(self, number: int, outcome: TestOutcome, told: FailureView | str, want: str | None = None) -> None:
         message, failure = (told, None) if isinstance(told, str) else ("", told)
         self.send(NotRun(number, time.monotonic(), TestEnd(outcome, message, failure, want, self._port_in_use)))
+
+    def failed_so_far(self, number: int, outcome: TestOutcome, told: FailureView | str) -> None:
+        """The test has failed, whatever its tear-down does to this process."""
+        failure = FailureView.of_text(told) if isinstance(told, str) else told
+        if not failure.rerun_command:
+            failure = replace(failure, rerun_command=self.unit.commands[number])
+        self.send(FailedSoFar(number, TestEnd(outcome, failure=failure.cut(LONGEST_SENT_MESSAGE))))
+
+    def shared_fixture_began(self, name: str, needed_by: tuple[int, ...]) -> None:
+        """A test sets up a fixture of a class, a module or the session."""
+        self.send(FixtureBegan(name, time.monotonic(), needed_by))
+
+    def shared_fixture_ended(self) -> None:
+        self.send(FixtureEnded(()))
 
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""

@@ -25,7 +25,17 @@ from torch_testing_ext.launch.terminal_turns import StopContext
 from torch_testing_ext.runner.model import TestEnd
 
 from .reporting_suite import ReportingResult, ReportingSuite
-from .worker_messages import AllOver, Ended, FromWorker, Nothing, NotRun, PreloadModules, UnitSpec, WorkerBroke
+from .worker_messages import (
+    AllOver,
+    Ended,
+    FailedSoFar,
+    FromWorker,
+    Nothing,
+    NotRun,
+    PreloadModules,
+    UnitSpec,
+    WorkerBroke,
+)
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 
@@ -75,7 +85,7 @@ class Reports:
 
 def _so_far(message: FromWorker) -> str:
     """The result that could not be sent."""
-    if not isinstance(message, Ended) or message.end.outcome is TestOutcome.PASSED:
+    if not isinstance(message, (Ended, FailedSoFar)) or message.end.outcome is TestOutcome.PASSED:
         return ""
     return f". It had ended with: {message.end.outcome.value}\n\n{message.end.said}"
 

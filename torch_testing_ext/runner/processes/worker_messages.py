@@ -14,17 +14,10 @@ from torch_testing_ext._machine.device_needs import DeviceFacts
 from torch_testing_ext._process import messages, terminal
 from torch_testing_ext._process.channels import WithDescriptors
 from torch_testing_ext._process.ends import describe_exit
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd
 
 # -- the description of one unit
-
-
-@dataclass(frozen=True)
-class LoadAs:
-    """The way in which a test file is loaded."""
-
-    by_pytest: bool = False  # pytest imports it, even if its source does not look as if it had tests for pytest
-    all_marks: bool = False  # it has the tests, too, that pytest's own options deselect by their marks
 
 
 @dataclass(frozen=True)
@@ -109,6 +102,19 @@ class CountDevices(WithDescriptors):
 
 
 @dataclass(frozen=True)
+class FindFiles(WithDescriptors):
+    """Start a process that asks pytest which files it collects, and answers through the descriptor."""
+
+    number: int
+    root: str
+    load_as: LoadAs
+    # The file for its output.
+    log: str
+    # The record of the files that it reads.
+    reads: str
+
+
+@dataclass(frozen=True)
 class StartUnit(WithDescriptors):
     """Start a unit.
 
@@ -133,7 +139,7 @@ class PreloadModules:
     modules: tuple[str, ...]
 
 
-ToPreloadedServer: TypeAlias = OpenFile | CountDevices | StartUnit | Kill
+ToPreloadedServer: TypeAlias = OpenFile | CountDevices | FindFiles | StartUnit | Kill
 ToFile: TypeAlias = StartUnit | PreloadModules | Kill
 
 
@@ -198,11 +204,6 @@ class FileBroken:
 
 
 @dataclass(frozen=True)
-class FileNeedsPytest:
-    """The file has tests for pytest, which has to import it: the process ends, and another one is to be started."""
-
-
-@dataclass(frozen=True)
 class DevicesCounted:
     """The kind of the accelerators ("cuda", "hip", "xpu", ...), and how many there are."""
 
@@ -218,7 +219,7 @@ class DevicesCounted:
 
 
 FromPreloadedServer: TypeAlias = PreloadedServerReady | ChildGone
-FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | FileNeedsPytest | ChildGone
+FromFile: TypeAlias = FileTests | FileSkipped | FileReady | FileUnsafe | FileBroken | ChildGone
 
 
 # -- to and from a supervisor
@@ -290,6 +291,14 @@ class NotRun:
 
 
 @dataclass(frozen=True)
+class FailedSoFar:
+    """The running test has failed already; its tear-down is still to come."""
+
+    test: int
+    end: TestEnd
+
+
+@dataclass(frozen=True)
 class FixtureBegan:
     """A class or module fixture begins: `setUpClass (module.T)`. `tests`: those that cannot run without it."""
 
@@ -327,7 +336,16 @@ class WorkerBroke:
 
 
 FromWorker: TypeAlias = (
-    Began | Ended | NotRun | FixtureBegan | FixtureEnded | FixtureFailed | AllOver | WorkerBroke | PreloadModules
+    Began
+    | FailedSoFar
+    | Ended
+    | NotRun
+    | FixtureBegan
+    | FixtureEnded
+    | FixtureFailed
+    | AllOver
+    | WorkerBroke
+    | PreloadModules
 )
 
 

@@ -26,6 +26,7 @@ from torch_testing_ext._process.project_folder import SETTINGS_FILES
 from torch_testing_ext._process.terminal_variables import is_of_terminal
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.aspects.fake_accelerators import ACCELERATORS
+from torch_testing_ext.runner.load_as import FILES, LoadAs
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 
@@ -38,6 +39,8 @@ ReadsOfTests = Mapping[TestId, Files | None]
 CHANGES_TIMEOUT = 20.0
 # The entry for what the import of a file reads.
 _SHARED_READS = ""
+# The file of the record of what files there are.
+_ALL_FILES = FILES
 _FIELDS = ({"key", "files", "tests"}, {"of", "files"})
 _NO_RECORD = "there is no record of what it reads"
 # Variables of each run.
@@ -138,6 +141,30 @@ class Affected:
         if any(test.marks is None for test in all_tests):
             return None
         return tuple(all_tests)
+
+    def unchanged_files(self, load_as: LoadAs) -> tuple[str, ...] | None:
+        """The files that pytest collects; None unless it would find the same again."""
+        found = self._record(_ALL_FILES).get(_SHARED_READS)
+        if found is None or found["key"] != self._key_of_files(load_as) or self._change(found["files"]):
+            return None
+        return tuple(found["tests"])
+
+    def record_files(self, load_as: LoadAs, reads: ReadsOfTests, files: Sequence[str], is_whole: bool) -> None:
+        """Keep which files pytest collects."""
+        read = reads.get(TestId(_ALL_FILES))
+        if read is None or not is_whole:
+            self._place(_ALL_FILES).update(lambda values: values.clear())
+            return
+        found = {
+            "key": self._key_of_files(load_as),
+            "files": self._relative_paths(self._with_settings(_ALL_FILES, read)),
+            "tests": list(files),
+        }
+        self._place(_ALL_FILES).update(lambda values: values.update({_SHARED_READS: found}))
+        self._records.pop(_ALL_FILES, None)
+
+    def _key_of_files(self, load_as: LoadAs) -> str:
+        return f"{self._key} {json.dumps(messages.encode(load_as))}"
 
     def paths(self, files: Iterable[str]) -> set[str]:
         """Everything that these files and their tests have read."""
@@ -253,7 +280,7 @@ class Affected:
         tests = grouped((test.id.file, test) for test in known)
         ran = grouped((test.file, test) for test in finished if test.method)
         for test in reads:
-            if not test.method:
+            if not test.method and test.file != _ALL_FILES:
                 file = test.file
                 self._record_file(file, reads, tests.get(file, ()), ran.get(file, ()))
 
@@ -375,6 +402,7 @@ def key_of_run(options: Options, root: Path) -> str:
         options.ranks_per_gpu,
         options.jobs,
         bool(options.marks),
+        options.by_pytest,
     ]
     own_package = __package__.partition(".")[0]
     packages: list[object] = [_time_of_package("torch"), _time_of_package(own_package)]

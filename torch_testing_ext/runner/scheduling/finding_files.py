@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from torch_testing_ext.runner.options import Options, UsageError
+from torch_testing_ext.runner.options.default_folders import default_folders
 
-_NOWHERE = (
-    "no tests found: {root} has no folder test or tests and no test_*.py, and pytest has no testpaths. Name a folder "
-    "or file, or set tests in [tool.torch_testing_ext] of pyproject.toml"
+NOWHERE = (
+    "no tests found in {root}. Name a folder or file, or set tests in [tool.torch_testing_ext] or testpaths of pytest"
 )
 
+# The default of pytest's python_files.
+_PATTERNS = ("test_*.py", "*_test.py")
 # The folders of pytest's norecursedirs, which has virtual environments, too.
 _OTHERS = ("build", "dist", "node_modules")
 
 
 def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
-    """Their paths relative to the root, sorted. Raises UsageError."""
-    paths = []
-    for text in (*options.names, *options.include):
-        name, _ = split_name(text, root, cwd)
-        path = _existing(name, cwd, root) if name else None
-        if path is not None:
-            paths.append(path)
-    pointed_to = []
-    for path in paths:
-        if path.is_dir() or (path.suffix == ".py" and path.is_file()):
-            pointed_to.append(path)
+    """The paths relative to the root, sorted, of files that have tests by their names. Raises UsageError.
+
+    Where pytest loads the files, it may have others: only its configuration, hooks and plugins know.
+    """
+    named = named_places(options, root, cwd)
+    pointed_to = [path for path in named if path.is_dir() or path.suffix == ".py"]
     configured = list(options.tests)
     if pointed_to:
         configured = [place for place in configured if place.exists()]
-    if not configured and not paths:
-        raise UsageError(_NOWHERE.format(root=root))
+    if not configured and len(named) < max(1, len(options.names) + len(options.include)):
+        configured = list(default_folders(root))
     names = set()
     for file in files_below((*configured, *pointed_to)):
         names.add(relative_to(root, file))
@@ -41,6 +39,25 @@ def test_files(options: Options, root: Path, cwd: Path) -> tuple[str, ...]:
 
 
 test_files.__test__ = False  # type: ignore[attr-defined]  # its name looks like a test to pytest
+
+
+def named_places(options: Options, root: Path, cwd: Path) -> list[Path]:
+    """The files and folders that exist under the names of a user."""
+    places = []
+    for text in (*options.names, *options.include):
+        name, _ = split_name(text, root, cwd)
+        path = _existing(name, cwd, root) if name else None
+        if path is not None:
+            places.append(path)
+    return places
+
+
+def all_files(root: Path) -> Iterator[str]:
+    """The relative paths of all files that names of a user may mean."""
+    for directory, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if _may_have_tests(name)]
+        for name in files:
+            yield os.path.relpath(os.path.join(directory, name), root)
 
 
 def split_name(name: str, root: Path, cwd: Path) -> tuple[str, str]:
@@ -91,7 +108,7 @@ def _walk(folder: Path, trees: tuple[Path, ...] = ()) -> Iterator[Path]:
             continue
         folders[:] = [name for name in folders if _may_have_tests(name)]
         for name in files:
-            if name.startswith("test_") and name.endswith(".py"):
+            if any(fnmatchcase(name, pattern) for pattern in _PATTERNS):
                 yield Path(directory, name)
         for name in folders:
             link = Path(directory, name)

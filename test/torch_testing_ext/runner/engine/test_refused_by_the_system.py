@@ -14,10 +14,11 @@ from torch_testing_ext._process.requested_children import RequestedChildren
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.engine.running_unit import RunningUnit, UnitListener
 from torch_testing_ext.runner.engine.unit_log import EndCause
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import CannotRun, Options
 from torch_testing_ext.runner.processes import file_handle, file_processes
-from torch_testing_ext.runner.processes.worker_messages import LoadAs, UnitSpec
+from torch_testing_ext.runner.processes.worker_messages import UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
 

@@ -20,12 +20,6 @@ class CaseTest(unittest.TestCase):
     def test_of_unittest(self): pass
 """
 
-ONLY_UNITTEST = """
-import sys, unittest
-class OnlyTest(unittest.TestCase):
-    def test_imports_no_pytest(self): self.assertFalse({"pytest", "_pytest"}.intersection(sys.modules))
-"""
-
 BASE = "class Base:\n    def test_inherited(self): pass\n"
 # Nothing in it looks like pytest.
 LATE = "from base_of_tests import Base\nclass TestLate(Base):\n    def test_late(self):\n        assert 1 == 2\n"
@@ -55,7 +49,6 @@ FILES = {
     "test/test_shared.py": SHARED,
     "test/test_ranks.py": RANKS,
     "test/test_bad_mark.py": BAD_MARK,
-    "test/test_only_unittest.py": ONLY_UNITTEST,
     "test/base_of_tests.py": BASE,
     "test/test_late.py": LATE,
     "test/session/conftest.py": SESSION_CONFTEST,
@@ -64,14 +57,10 @@ FILES = {
     "test/test_skips_itself.py": SKIPS_ITSELF,
     "test/test_broken.py": BROKEN,
     "test/test_skips_wrongly.py": "import pytest\npytest.skip('outside')\ndef test_a(): pass\n",
-    "test/usage/pytest.ini": "[pytest]\naddopts = --there-is-no-such-option\n",
-    "test/usage/test_usage.py": BESIDE,
     "test/crash/conftest.py": "import there_is_no_such_module\n",
     "test/crash/test_crash.py": BESIDE,
     "test/hook/conftest.py": "def pytest_collection_modifyitems(items): raise LookupError('in a hook')\n",
     "test/hook/test_hook.py": BESIDE,
     "test/streams/conftest.py": "import sys\nsys.stdout = None\n",
     "test/streams/test_streams.py": "import sys\nsys.stderr = None\n" + BESIDE,
-    "test/doctest/pytest.ini": "[pytest]\naddopts = --doctest-modules --import-mode=importlib\n",
-    "test/doctest/test_doctest.py": 'def test_a():\n    """\n    >>> 1 + 1\n    3\n    """\n',
 }

@@ -11,7 +11,7 @@ from torch_testing_ext.runner.scheduling.selection import Selection
 
 def setUpModule():
     global PROJECT
-    PROJECT = Project()
+    PROJECT = Project(by_pytest=False)
 
 
 def tearDownModule():

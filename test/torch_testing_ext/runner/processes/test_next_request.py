@@ -8,10 +8,10 @@ from typing import NoReturn
 
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.processes.supervisor import Supervisor
 from torch_testing_ext.runner.processes.worker_messages import (
     FromSupervisor,
-    LoadAs,
     Nothing,
     StartUnit,
     SupervisorWatches,

@@ -79,7 +79,6 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_sizes[world_size=2]": (FAILURE, "rank 1 of 2 failed", "python run_test.py"),
         "test_hangs": ("timeout", "rank 1: still running", "in test_hangs"),
         "test_wants_more": (SKIPPED, "needs 3 devices"),
-        "UnittestTest::test_by_unittest": (PASSED,),
         "UnittestTest::test_in_ranks": (PASSED,),
         "UnittestTest::test_skip_of_pytest": (SKIPPED, "by a mark"),
         "UnittestTest::test_xfail_of_pytest": ("expected failure",),
@@ -92,7 +91,6 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "test_beside": (PASSED,),
         "CaseTest::test_of_unittest": (PASSED,),
     },
-    "test_only_unittest.py": {"OnlyTest::test_imports_no_pytest": (PASSED,)},
     "test_late.py": {
         "TestLate::test_inherited": (PASSED,),
         "TestLate::test_late": (FAILURE, "AssertionError: assert 1 == 2\n\nself = <test_late.TestLate"),
@@ -111,28 +109,11 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
     "test_skips_itself.py": {"": (SKIPPED, "there_is_no_such_module")},
     "test_skips_wrongly.py": {"": (ERROR, "Using pytest.skip outside of a test")},
     "test_broken.py": {"": (ERROR, "ModuleNotFoundError: No module named 'there_is_no_such_module'\n")},
-    "usage/test_usage.py": {
-        "test_a": (
-            ERROR,
-            "not run: pytest cannot collect it: pytest refuses its options: unrecognized arguments: --there",
-        ),
-        "CaseTest::test_u": (PASSED,),
-    },
-    "crash/test_crash.py": {
-        "test_a": (ERROR, "conftest.py cannot be imported: ModuleNotFoundError: No module named"),
-        "CaseTest::test_u": (PASSED,),
-    },
-    "hook/test_hook.py": {
-        "test_a": (ERROR, "not run: pytest cannot collect it: LookupError: in a hook"),
-        "CaseTest::test_u": (PASSED,),
-    },
+    "crash": {"": (ERROR, "conftest.py cannot be imported: ModuleNotFoundError: No module named")},
+    "hook/test_hook.py": {"": (ERROR, "not run: pytest cannot collect it: LookupError: in a hook")},
     "streams/test_streams.py": {
         "test_a": (PASSED,),
         "CaseTest::test_u": (PASSED,),
-    },
-    "doctest/test_doctest.py": {
-        "test_a": (PASSED,),
-        "test_doctest.test_a": (ERROR, "Expected:\n    3\nGot:\n    2"),
     },
 }
 EXPECTED = {
@@ -158,7 +139,8 @@ class PytestItemsTest(RunsCase):
             "-j4",
             "--results=results.json",
             "--junitxml=x.xml",
-            "-otests=test",
+            # Hooks for sessions count in the conftest files of folders that are named.
+            *("test", "test/session"),
             "-m",
             "slow or not slow",
         )
@@ -184,6 +166,22 @@ class PytestItemsTest(RunsCase):
         left = {each.name for each in self.root.iterdir()}
         self.assertEqual(left & {"own.xml", "own_basetemp", ".pytest_cache"}, set())
         self.assertEqual(list(self.temporary.glob("torch_testing_ext_run_*")), [])
+
+    def test_settings_of_a_folder(self) -> None:
+        """The settings in a folder count where it is named, as for pytest."""
+        self.write("test/usage/pytest.ini", "[pytest]\naddopts = --there-is-no-such-option\n")
+        self.write("test/doctest/pytest.ini", "[pytest]\naddopts = --doctest-modules --import-mode=importlib\n")
+        self.write("test/doctest/test_doctest.py", 'def test_a():\n    """\n    >>> 1 + 1\n    3\n    """\n')
+        self.write("test/usage/test_usage.py", "def test_a(): pass\n")
+        usage, doctest = (self.start("--results", f"{name}.json", f"test/{name}") for name in ("usage", "doctest"))
+        self.finish(usage, ExitCode.FAILED)
+        self.finish(doctest, ExitCode.FAILED)
+        (broken,) = self.results("usage.json")["tests"]
+        self.assertIn("pytest refuses its options: unrecognized arguments: --there", broken["attempts"][-1]["message"])
+        in_doc, function = sorted(self.results("doctest.json")["tests"], key=lambda test: -len(test["id"]))
+        self.assertEqual((function["id"], function["outcome"]), ("test/doctest/test_doctest.py::test_a", PASSED))
+        self.assertEqual(in_doc["id"], "test/doctest/test_doctest.py::test_doctest.test_a")
+        self.assertIn("Expected:\n    3\nGot:\n    2", in_doc["attempts"][-1]["message"])
 
     def test_marks(self) -> None:
         """Without -m, the marks in pytest's own options count."""

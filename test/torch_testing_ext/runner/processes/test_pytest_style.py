@@ -1,17 +1,16 @@
-"""Which tests of a file only pytest would run, and which files are left to pytest before they are imported."""
+"""Which tests of a file only pytest would run."""
 
 import sys
 import tempfile
 import textwrap
 import unittest
 from pathlib import Path
-from unittest.mock import patch
 
 from kit.files import subject
 
 from torch_testing_ext._process.importing import import_file
-from torch_testing_ext._testing.bases import tests_for_pytest
 from torch_testing_ext._testing.bases.tests_for_pytest import pytest_style_tests
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 
 HELPERS = subject(__file__, "helpers_of_pytest_style.py")
@@ -103,30 +102,6 @@ class PytestStyleTest(unittest.TestCase):
     def test_fixtures_of_pytest(self):
         self.assertEqual(self.found("import pytest\n@pytest.fixture\ndef test_data(): return 1"), [])
 
-    def test_sources_that_look_like_pytest(self):
-        file = self.root / "source.py"
-        for source, expected in (
-            ("def test_a(): pass", True),
-            ("import x\n\nasync  def test_a(): pass", True),
-            ("class TestA:\n    x = 1", True),
-            ("class TestA(object):\n    x = 1", True),
-            ("class TestA():\n    x = 1", True),
-            ("import pytest\n@pytest.mark.slow\nclass A(unittest.TestCase): pass", True),
-            ("from pytest import mark", True),
-            ("if True:\n    from pytest import fixture", True),
-            ("pytestmark = slow", True),
-            ("class TestA(unittest.TestCase):\n    def test_a(self): pass", False),
-            ("class TestA(Base):\n    def test_a(self): pass", False),
-            ("import pytest\nclass A(unittest.TestCase): pass", False),
-            ("def helper():\n    def test_a(): pass", False),
-            ("class MyTests: pass", False),
-            ("", False),
-        ):
-            with self.subTest(source=source):
-                file.write_text(source)
-                self.assertIs(tests_for_pytest.looks_like_pytest(str(file)), expected)
-        self.assertFalse(tests_for_pytest.looks_like_pytest(str(self.root / "there_is_no_such_file.py")))
-
     def test_no_name_stands_for_two_tests(self):
         """A test of unittest that is hidden by a name for pytest must not be lost."""
         file = self.root / "test_hidden_by_name.py"
@@ -139,8 +114,7 @@ class PytestStyleTest(unittest.TestCase):
         )
         path, argv = list(sys.path), list(sys.argv)
         try:
-            with patch.object(tests_for_pytest, "is_installed", return_value=False):
-                loaded = LoadedFile.load(str(file))
+            loaded = LoadedFile.load(str(file), LoadAs(by_pytest=False))
         finally:
             sys.path[:], sys.argv[:] = path, argv
             sys.modules.pop(file.stem, None)

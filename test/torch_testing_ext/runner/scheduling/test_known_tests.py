@@ -17,7 +17,7 @@ TESTS = """
 import os
 import unittest
 import helper
-open("imported", "a").write(os.path.basename(__file__) + chr(10))
+open(".imported", "a").write(os.path.basename(__file__) + chr(10))
 
 class OneTest(unittest.TestCase):
     def test_good(self): pass
@@ -36,7 +36,7 @@ class KnownTestsTest(RunsCase):
 
     def imported(self):
         """The files that were imported since the last call."""
-        file = self.root / "imported"
+        file = self.root / ".imported"
         names = file.read_text().split() if file.exists() else []
         file.unlink(missing_ok=True)
         return sorted(name.removesuffix(".py") for name in names)

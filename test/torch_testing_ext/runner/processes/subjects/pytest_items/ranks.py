@@ -36,9 +36,6 @@ def test_wants_more():
 
 
 class UnittestTest(unittest.TestCase):
-    def test_by_unittest(self):
-        self.assertEqual(type(self._outcome.result).__name__, "ReportingResult")
-
     @pytest.mark.world_size(2)
     def test_in_ranks(self):
         self.assertEqual(os.environ["WORLD_SIZE"], "2")

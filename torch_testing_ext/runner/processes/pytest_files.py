@@ -1,0 +1,82 @@
+"""The files that pytest collects in a project, found without an import of any."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from torch_testing_ext._process import file_reads, fork_safety, sessions
+from torch_testing_ext._process.channels import Channel
+from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext.runner.load_as import FilesFound, LoadAs
+
+from .pytest_collection import Adapter, explain_error, make_config, own_streams
+from .worker_messages import FindFiles, Nothing
+
+
+def run_and_exit(request: FindFiles, channel: Channel[Nothing]) -> NoReturn:
+    """Be the process that asks pytest for its files."""
+    os.chdir(request.root)
+    log = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    sessions.detach(log)
+    fork_safety.of_process.mark_fork_safe()
+    file_reads.begin(request.reads, inherited=True)
+    channel.send(find_files(request.load_as))
+    os._exit(0)
+
+
+def find_files(load_as: LoadAs) -> FilesFound:
+    """The files that pytest collects in the working directory."""
+    finder = _Finder(load_as)
+    with warnings.catch_warnings(), pytest_internals.whole_paths():
+        config = None
+        try:
+            config = make_config(load_as, finder)
+            config.args[:] = [place.partition("::")[0] if not Path(place).exists() else place for place in config.args]
+            session = pytest.Session.from_config(config)
+            session.perform_collect()
+        except _AllFound:
+            pass
+        except BaseException as error:
+            return FilesFound((), failure=explain_error(error))
+        finally:
+            if config is not None:
+                with suppress(Exception):
+                    pytest_internals.unconfigure(config)
+    return FilesFound(tuple(dict.fromkeys(finder.paths)), tuple(finder.failures.items()))
+
+
+class _AllFound(BaseException):
+    """pytest has been everywhere. Hooks that change what is collected would see nothing."""
+
+
+class _Finder(Adapter):
+    """The plugin that notes files in place of their collection."""
+
+    def __init__(self, load_as: LoadAs) -> None:
+        super().__init__(load_as)
+        self.paths: list[str] = []
+        self.failures: dict[str, str] = {}
+
+    def pytest_collectstart(self, collector: Any) -> None:
+        if pytest_internals.is_file(collector):
+            self.paths.append(str(collector.path).removeprefix(f"{os.getcwd()}{os.sep}"))
+            collector.collect = list
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
+        with own_streams():
+            report = yield
+        if report.outcome == "failed":
+            self.failures[report.nodeid] = explain_error(report.call.excinfo.value)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self) -> None:
+        raise _AllFound
