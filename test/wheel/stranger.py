@@ -89,7 +89,8 @@ class Stranger:
         path = os.pathsep.join([str(environment / "bin"), os.environ["PATH"]])
         # Servers that stay warm are those of this folder.
         self.environ = clean_environ(PATH=path, XDG_RUNTIME_DIR=str(self._runtime))
-        for name in ("PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS"):
+        # A runner in CI uses no warm server of an earlier run.
+        for name in ("PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", "CI", "GITHUB_ACTIONS"):
             self.environ.pop(name, None)
 
     def write(self, files: Mapping[str, str]) -> None:
