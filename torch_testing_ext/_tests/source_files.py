@@ -47,6 +47,14 @@ def source_text(file: str) -> str:
     return content.decode(encoding, errors="replace")
 
 
+@functools.cache
+def is_head_of_function(file: str, line: int) -> bool:
+    """Whether a line only begins a function: code that was compiled for all of it is said to run there."""
+    lines = source_text(file).splitlines()
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return text.startswith("@") or (text.startswith(("def ", "async def ")) and text.endswith((":", "(")))
+
+
 def source_tree(file: str) -> ast.Module | None:
     """The syntax tree of a source file; None if it cannot be read or parsed."""
     return _parsed(content_of(Path(file)))

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from kit.told import Programs
 
@@ -70,6 +71,21 @@ def train(rank):
 def a_return_of_a_helper(self):
     """The row of rank 2 has the line of the `return`."""
     train(self.rank)
+
+
+# -- compiled functions
+
+
+@torch.compile(backend="eager")
+def compiled_step(tensor):
+    """A function with a collective in it."""
+    return functional.all_reduce(tensor + 1, "sum", dist.group.WORLD) * 2
+
+
+@told("rank 0 calls all_reduce [4] float32", "rank 1 calls all_reduce [5] float32", "in call #1 of", size=2)
+def a_compiled_function(self):
+    tensor = torch.ones(4 + self.rank)
+    compiled_step(tensor)  # rank 0
 
 
 def patient_store():

@@ -20,6 +20,7 @@ from torch_testing_ext._collectives.blocked.rank_state import RankState
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
+from torch_testing_ext._tests.source_files import is_head_of_function
 
 from .issued_calls import (
     Call,
@@ -242,7 +243,8 @@ class RawRecord:
     def _site(self, entry: Mapping[str, Any]) -> Site | None:
         for frame in entry.get("frames", ()):
             name = frame["filename"]
-            if not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS):
+            is_of_program = not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS)
+            if is_of_program and not is_head_of_function(name, frame["line"]):
                 return Site(name, frame["line"], frame["name"])
         return None
 

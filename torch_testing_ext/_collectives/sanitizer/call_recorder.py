@@ -15,6 +15,7 @@ import torch
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._tests.source_files import is_head_of_function
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
@@ -221,7 +222,10 @@ class CallRecorder:
         issuer = frame
         while frame is not None:
             code = frame.f_code
-            if is_of_program(code.co_filename):
+            is_compiled = frame.f_lineno == code.co_firstlineno and is_head_of_function(
+                code.co_filename, frame.f_lineno
+            )
+            if is_of_program(code.co_filename) and not is_compiled:
                 return self._number_of(frame), parts
             if code.co_name in FUNCTIONS_WITH_PARTS:
                 parts = parts_of(frame) or parts
