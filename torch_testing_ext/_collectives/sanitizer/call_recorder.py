@@ -222,15 +222,15 @@ class CallRecorder:
         issuer = frame
         while frame is not None:
             code = frame.f_code
-            is_compiled = frame.f_lineno == code.co_firstlineno and is_head_of_function(
-                code.co_filename, frame.f_lineno
-            )
-            if is_of_program(code.co_filename) and not is_compiled:
+            if is_of_program(code.co_filename) and (self._is_known(frame) or not _runs_at_its_head(frame)):
                 return self._number_of(frame), parts
             if code.co_name in FUNCTIONS_WITH_PARTS:
                 parts = parts_of(frame) or parts
             frame = frame.f_back
         return self._number_of(self._frame(issuer)), parts
+
+    def _is_known(self, frame: Any) -> bool:
+        return (id(frame.f_code), frame.f_lasti) in self._sites
 
     def _number_of(self, frame: Any) -> int:
         """The number of the line that a frame is at; 0 for none."""
@@ -261,6 +261,12 @@ class CallRecorder:
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             return next(program_frames(main), None)
         return innermost
+
+
+def _runs_at_its_head(frame: Any) -> bool:
+    """Whether the code was compiled for a whole function. Another caller may be on the way to it each time."""
+    code = frame.f_code
+    return frame.f_lineno == code.co_firstlineno and is_head_of_function(code.co_filename, frame.f_lineno)
 
 
 def signature(value: Any) -> tuple[Any, ...]:
