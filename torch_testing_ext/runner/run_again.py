@@ -44,7 +44,8 @@ def _relative(path: Path) -> Path:
 
 
 def _word(field: str, spec: OptionSpec, value: Any) -> str:
-    text = shell_words.quote(shown_value(value))
+    write = spec.write or shown_value
+    text = shell_words.quote(write(value))
     if spec.level is Level.SETTING:
         return f"-o {setting_name(field)}={text}"
     return f"{spec.flags[0]}={text}" if spec.alone else f"{spec.flags[0]} {text}"

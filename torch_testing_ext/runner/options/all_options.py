@@ -34,6 +34,7 @@ from .readers import (
     read_repeat,
     read_shard,
     read_shuffle,
+    write_gpus,
 )
 from .values import (
     Action,
@@ -198,7 +199,11 @@ class RunOptions(AskedOptions):
     gpus: Gpus = field(
         default=None,
         metadata=_resources(
-            read_gpus, "use N accelerators, or those of a list such as 0,2 (default: auto, all)", "N|LIST"
+            read_gpus,
+            "use N accelerators, or those of a list such as 0,2 (default: auto, all)",
+            "N|LIST",
+            in_command=True,
+            write=write_gpus,
         ),
     )
     devices: str = field(
@@ -365,7 +370,11 @@ class RunOptions(AskedOptions):
     timeout: float = field(
         default=300.0,
         metadata=_execution(
-            read_seconds, "time limit of each test that does not set its own", "SECONDS", variable=DEFAULT_TIMEOUT
+            read_seconds,
+            "time limit of each test that does not set its own",
+            "SECONDS",
+            variable=DEFAULT_TIMEOUT,
+            in_command=True,
         ),
     )
     slow_after: float = field(
@@ -390,6 +399,7 @@ class RunOptions(AskedOptions):
             "count a test that passes but leaves processes running as passed or failed",
             "pass|fail",
             Level.SETTING,
+            in_command=True,
         ),
     )
     repeat: int | Repeat | None = field(

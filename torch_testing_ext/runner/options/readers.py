@@ -16,6 +16,13 @@ def read_shard(text: str) -> ShardSpec:
     return ShardSpec(int(index), int(total))
 
 
+def write_gpus(gpus: Gpus) -> str:
+    """The text that `read_gpus` reads as these."""
+    if isinstance(gpus, tuple):
+        return ",".join(gpus) + ("," if len(gpus) == 1 else "")
+    return str(gpus) if gpus else "none"
+
+
 def read_gpus(text: str) -> Gpus:
     """`auto`, `all` or `none`, a number of devices, or a comma-separated list of their names."""
     if text in ("auto", "all"):
