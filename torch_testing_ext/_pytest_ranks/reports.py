@@ -97,6 +97,20 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
 
 
 def _title(report: Any, error: BaseException | None) -> str:
+    return f"{_subtest(report)}{_own_title(report, error)}"
+
+
+def _subtest(report: Any) -> str:
+    """The subtest that a report is of, with its parameters, before a title; "" for a whole test."""
+    context = getattr(report, "context", None)
+    if context is None:
+        return ""
+    parameters = ", ".join(f"{name}={value}" for name, value in getattr(context, "kwargs", {}).items())
+    message = f"[{context.msg}] " if getattr(context, "msg", None) else ""
+    return f"in subtest {message}({parameters}): "
+
+
+def _own_title(report: Any, error: BaseException | None) -> str:
     if getattr(error, "is_refusal", False):
         return str(error).partition("\n")[0]
     if error is not None and not isinstance(error, pytest.FixtureLookupError):
