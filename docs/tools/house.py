@@ -37,16 +37,16 @@ STORIES = ("A rank raises", "A worker is killed", "A function with `world_size` 
 # has those of the stories, next to their files.
 LIMITS: Mapping[str, int] = {
     "files that name sweeps": 16,
-    "files that name faults": 63,
+    "files that name faults": 65,
     "files that name the sanitizer": 60,
-    "files that name worlds": 77,
-    "files that name the debugger": 27,
+    "files that name worlds": 79,
+    "files that name the debugger": 28,
     "modules that make attempts of tests": 2,
     "hosts with a judge of their own": 4,
     "sections under a ruler": 88,
     "global statements": 10,
     "files outside _torch/ that know torch's inside": 0,
-    "syntax nodes": 481_000,
+    "syntax nodes": 491_000,
 }
 
 # A title between two rulers, or after a short one.

@@ -203,7 +203,7 @@ class ProjectFilesTest(unittest.TestCase):
             self.assertIsInstance(yaml.safe_load(file.read_text()), dict, file)
 
     def test_the_jobs_of_ci_run_existing_parts(self):
-        known = {"main", "test", "slow", "wheel", "lint"}
+        known = {"main", "test", "slow", "wheel", "lint", "newest"}
         named = [re.findall(r"bash \.ci/run(.*)", file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
         parts = {part for commands in named for command in commands for part in command.split()}
         self.assertEqual(parts, known)
