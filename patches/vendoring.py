@@ -145,7 +145,7 @@ def _only_declares(node: ast.stmt) -> bool:
 
 def _by_star(name: str, node: ast.ImportFrom, source: Path) -> bool:
     home = star_source(node, source)
-    return home is not None and name in public_in(home)
+    return home is not None and name in public_in(home) | reexported_in(home)
 
 
 def _names_in(node: ast.stmt) -> set[str]:

@@ -167,6 +167,13 @@ def pairs_of_their_own(self):
     dist.all_reduce(torch.ones(4), group=group)
 
 
+@quiet()
+def a_group_of_each_rank(self):
+    group = dist.new_group([self.rank])
+    dist.all_reduce(torch.ones(4), group=group)
+    dist.barrier()
+
+
 @quiet(size=4)
 def a_mesh_with_its_dimensions(self):
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

@@ -13,12 +13,16 @@ from .message_pairs import Records
 
 
 def first_unlike_lists(records: Records) -> Finding | None:
-    """The first group of a name and a world for which ranks have given other members."""
+    """The first group of a name and a world for which ranks have given other members.
+
+    Each rank may give itself alone: such groups share nothing, not even keys of the store.
+    """
     lists = {record.rank: _numbered(record.lists) for record in records if not record.has_raised}
     keys = dict.fromkeys(key for of_rank in lists.values() for key in of_rank)
     for key in keys:
         given = {rank: of_rank[key] for rank, of_rank in lists.items() if key in of_rank}
-        if len({members.members for _, members in given.values()}) > 1:
+        are_alone = all(each.members == (rank,) for rank, (_, each) in given.items())
+        if len({each.members for _, each in given.values()}) > 1 and not are_alone:
             return _unlike(given)
     return None
 

@@ -50,7 +50,7 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(store.get(f"{rank - 1} of {self.name}")[1], ("'1 of mine'",))
         self.assertEqual(store.get(KEY)[1], ("'of the module'",))
         self.assertEqual(store.get(["a", KEY])[1], ("'a'", "'of the module'"))
-        self.assertEqual(store.get(listed)[1], ("['a', 'b']",))
+        self.assertEqual(store.get(listed)[1], ("'a'", "'b'"))
         self.assertEqual(store.get(self.id())[1], ("self.id()",))
         self.assertEqual(store.get(f"{rank:03}")[1], ("f'{rank:03}'",))
         self.assertEqual(store.get(["a"], timedelta(seconds=9))[1], ("'a'",))

@@ -26,6 +26,7 @@ from torch_testing_ext._process import setting_names, system
 from torch_testing_ext._torch.groups.dataless_groups import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.aspects.lanes import LANES
 from torch_testing_ext.launch.watching import rules
 from torch_testing_ext.launch.watching.rank_lanes import read_lanes
 from torch_testing_ext.ranks import spawn
@@ -120,7 +121,9 @@ class PlantedFaultsTest(WorldCase):
         self.finds(
             programs.wrong_source,
             3,
-            "rank 1 left without sending; rank 2 is waiting in recv #1 from rank 1",
+            "rank 0 waits in the default group (send #1 to rank 2",
+            "for rank 2, which waits in the default group (recv #1 from rank 1",
+            "for rank 1, which has left",
             error=RankError,
         )
 
@@ -316,7 +319,7 @@ class LikeOtherRanksTest(WorldCase):
 
     def test_lanes(self):
         with tempfile.TemporaryDirectory() as folder:
-            environ = {setting_names.LANES: "1", setting_names.LOGS: folder}
+            environ = {LANES.name: "1", setting_names.LOGS: folder}
             with unittest.mock.patch.dict(os.environ, environ):
                 check_world(programs.step_in_two_dimensions, 4)
             (file,) = Path(folder).rglob(LANES_FILE)
