@@ -531,5 +531,5 @@ def standalone_of(item: pytest.Function) -> Standalone | None:
         is_isolated = spec.isolated or item.config.getini("dist_isolated")
         return Standalone() if is_isolated else None
     if mark.args or mark.kwargs.keys() - {"timeout"}:
-        raise BadMark("its only argument is timeout=SECONDS")
+        raise BadMark(f"the only argument of @pytest.mark.{_STANDALONE} is timeout=SECONDS")
     return Standalone(_checked_timeout(mark.kwargs.get("timeout")))

@@ -49,7 +49,7 @@ class MarkTest(unittest.TestCase):
 
     def test_a_machine_needs_the_devices_of_its_own_ranks(self) -> None:
         """Four ranks on two machines with two devices each: no skip."""
-        item = types.SimpleNamespace(stash={}, funcargs={})
+        item = types.SimpleNamespace(stash={}, funcargs={}, function=lambda: None)
         for devices, expected in ((2, 4), (1, 0)):
             with (
                 mock.patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2", "TORCH_TESTING_EXT_FAKE_DEVICES": ""}),

@@ -23,25 +23,23 @@ MODEL = {
             "test_options",
             "test_colours",
             "test_debugger",
+            "test_property_of_the_run",
         ]
     ),
-    **dict.fromkeys(
-        ["test_output", "test_sessions", "test_shared_set_up", "test_odd_folders", "test_property_of_the_run"]
-    ),
+    **dict.fromkeys(["test_output", "test_sessions", "test_shared_set_up", "test_odd_folders", "test_ways_to_a_file"]),
 }
 
 
 def private_names(source: str) -> set[str]:
     """The private names that pytest_internals.py takes from pytest: attributes, imported names and their texts."""
-    found = set()
+    found, imported = set(), set()
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(attr=name) | ast.Constant(value=str(name)):
                 found.add(name)
             case ast.ImportFrom(module=str(module), names=names) if module.startswith("_pytest"):
-                found.update(alias.name for alias in names)
+                imported.update(alias.name for alias in names)
     named = {name for name in found if name.isidentifier() and name.startswith("_") and not name.startswith("__")}
-    imported = {name for name in found if name in source and f"import {name}" in source}
     return named | imported
 
 

@@ -88,7 +88,8 @@ class StandaloneTest(PytestCase):
     def test_refused(self) -> None:
         run = run_pytest({"test_x.py": "import pytest\n@pytest.mark.standalone(2)\ndef test_x(): ..."})
         self.assertOutcomes(run, {"test_x": "error"})
-        self.assertIn("test_x.py::test_x: @pytest.mark.standalone: its only argument is timeout", run.text)
+        told = "the only argument of @pytest.mark.standalone is timeout=SECONDS.\n\ntest_x.py:2: test_x\n"
+        self.assertIn(told, run.text)
 
 
 if __name__ == "__main__":

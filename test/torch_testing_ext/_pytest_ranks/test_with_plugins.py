@@ -66,7 +66,7 @@ class WithPluginsTest(PytestCase):
         self.assertOutcomes(run, {"test_async": "failed", "test_fixture": "error", "test_generator": "error"})
         self.assertIn("rank 1 of 2 failed: AssertionError: assert (1 + 1) == 1", run.messages["test_async"])
         for name, fixture in (("test_fixture", "group"), ("test_generator", "values")):
-            self.assertIn(f"test_x.py::{name}: @pytest.mark.world_size: fixture {fixture!r} is `async`", run.text)
+            self.assertRegex(run.text, rf"(?m)^fixture {fixture!r} is `async`.*\n\ntest_x\.py:\d+: {name}$")
 
 
 if __name__ == "__main__":

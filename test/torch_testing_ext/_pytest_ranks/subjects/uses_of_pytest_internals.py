@@ -243,10 +243,38 @@ def test_odd_folders(tmp_path):
     path.parent.mkdir()
     path.write_text("class TestA:\n    def test_a(self): ...\n    def test_b(self): ...\n")
     words = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}"]
-    with internals.arguments_below(str(path)):
+    with internals.whole_paths():
         config = internals.make_config([*words, f"{path}::TestA::test_b"], [])
         session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)
         session.perform_collect()
-    assert [internals.name_in_file(item) for item in session.items] == ["TestA::test_b"]
+    (item,) = session.items
+    assert internals.name_in_file(item) == "TestA::test_b"
+    collectors = [collector for collector in item.listchain() if internals.is_file(collector)]
+    assert [collector.path for collector in collectors] == [path]
+    internals.unconfigure(config)
+
+
+def test_ways_to_a_file(tmp_path):
+    package, beside = tmp_path / "package", tmp_path / "beside"
+    for folder in (package, beside):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+        (folder / "test_x.py").write_text("def test_x(): ...")
+    looked_at = []
+
+    class Narrowed:
+        def pytest_ignore_collect(self, collection_path):
+            looked_at.append(collection_path)
+            return None if internals.leads_to(collection_path, package / "test_x.py") else True
+
+    words = ["-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}"]
+    config = internals.make_config([*words, str(tmp_path)], [Narrowed()])
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    session.perform_collect()
+    assert [item.path for item in session.items] == [package / "test_x.py"]
+    assert any(beside in (path, *path.parents) for path in looked_at)
+    (collector,) = [each for each in session.items[0].listchain() if internals.is_file(each)]
+    assert collector.path == package / "test_x.py"
     internals.unconfigure(config)
