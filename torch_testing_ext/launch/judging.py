@@ -376,7 +376,7 @@ def _suspicion(reports: Sequence[RankReport], running: list[RankReport], expecte
     waiting = {rank: calls for rank, calls in not_over.items() if calls and rank not in gone}
     found = deadlocked(waiting, gone)
     if found:
-        return describe_deadlock(found, gone, suspected=True)
+        return describe_deadlock(found, gone, suspected=True, records=records)
     return suspected_creation([r.recorder for r in reports if r.recorder is not None])
 
 

@@ -46,6 +46,17 @@ def a_chain_of_three(self):
         dist.barrier(group=c)  # rank 3
 
 
+@told("rank 1 left before all_reduce #2 of group mesh_tp; rank 0 is waiting in it", size=4)
+def one_rank_of_a_mesh_leaves_out_a_call(self):
+    """The other groups of the dimension have made the call: the rank that has left is wrong."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    for step in range(2):
+        if not (self.rank == 1 and step == 1):
+            dist.all_reduce(torch.ones(4), group=mesh.get_group("tp"))  # rank 0
+        if not (self.rank == 1 and step == 1):
+            dist.all_reduce(torch.ones(4), group=mesh.get_group("dp"))
+
+
 @told("rank 2 waits in group right (all_reduce #1", "for rank 1, which waits in the default group (recv #1 from rank 0")
 def a_message_from_the_wrong_rank(self):
     _, right = pairs_of(self)

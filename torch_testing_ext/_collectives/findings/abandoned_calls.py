@@ -44,13 +44,13 @@ def first_abandoned(records: Records, ended: Ended, waiting: Sequence[int]) -> F
         for rank in group.ranks:
             if rank in ended and rank in calls:
                 place = len(calls[rank]) + 1
-                candidates += _abandoned_at(group, place, calls, ended, waiting, waits)
+                candidates += _abandoned_at(group, place, calls, ended, waiting, waits, records)
     for wait in _unpaired(records, by_rank, waiting):
         gone = tuple(rank for rank in wait.missing if rank in ended)
         is_endless = bool(gone) and (not wait.any_of or len(gone) == len(wait.missing))
         if is_endless and wait.rank in waiting:
             lines = _lines({**waits, wait.rank: wait})
-            finding = abandoned_by(gone, ended, wait, [wait.rank], waits, lines)
+            finding = abandoned_by(gone, ended, wait, [wait.rank], waits, lines, records)
             candidates.append(Candidate(wait.call.order, finding))
     return first_of(candidates)
 
@@ -62,6 +62,7 @@ def _abandoned_at(
     ended: Ended,
     waiting: Sequence[int],
     waits: Mapping[int, Wait],
+    records: Records,
 ) -> list[Candidate]:
     """The finding about ranks that have ended before their call of this place, if ranks of `waiting` are in it."""
     calls_there = calls_at(place, calls)
@@ -73,7 +74,8 @@ def _abandoned_at(
     there = {rank: Wait(rank, group, issue, gone) for rank, issue in issued.items()}
     first = next(iter(there.values()))
     lines = _lines({**waits, **there})
-    return [Candidate(first.call.order, abandoned_by(gone, ended, first, list(issued), waits, lines))]
+    finding = abandoned_by(gone, ended, first, list(issued), waits, lines, records)
+    return [Candidate(first.call.order, finding)]
 
 
 def _latest_waits(records: Records, by_rank: Mapping[int, RankRecord], waiting: Sequence[int]) -> dict[int, Wait]:

@@ -8,7 +8,7 @@ from torch_testing_ext._collectives.records.issued_calls import shared_groups, w
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 from torch_testing_ext._tests.outcomes import TestOutcome
 
-from .finding import MOST_WAYS, Doing, Ended, Finding, FindingKind, calls_in, of_named_group
+from .finding import MOST_WAYS, Doing, Ended, Finding, FindingKind, calls_at, calls_in, of_named_group
 from .message_pairs import Records, Wait, unpaired
 
 _LONGEST_CYCLE = 5
@@ -64,10 +64,15 @@ def _never_ends(wait: Wait, left: Mapping[int, object], ended: Ended) -> bool:
     return all(never) if wait.any_of else any(never)
 
 
-def describe_deadlock(deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False) -> Finding:
-    """The finding about ranks that cannot go on: abandoned by a rank that has ended, or in a cycle."""
+def describe_deadlock(
+    deadlocked: Mapping[int, Wait], ended: Ended, suspected: bool = False, records: Records = ()
+) -> Finding:
+    """The finding about ranks that cannot go on: abandoned by a rank that has ended, or in a cycle.
+
+    `records`: what all ranks have issued, which may show that the rank that has ended is wrong.
+    """
     lines = tuple(_waiting(rank, wait) for rank, wait in sorted(deadlocked.items()))
-    abandoned = _abandoned(deadlocked, ended, lines)
+    abandoned = _abandoned(deadlocked, ended, lines, records)
     if abandoned is not None:
         return abandoned
     causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
@@ -131,12 +136,14 @@ def _waiting(rank: int, wait: Wait) -> Doing:
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
 
 
-def _abandoned(deadlocked: Mapping[int, Wait], ended: Ended, lines: tuple[Doing, ...]) -> Finding | None:
+def _abandoned(
+    deadlocked: Mapping[int, Wait], ended: Ended, lines: tuple[Doing, ...], records: Records
+) -> Finding | None:
     for _, wait in sorted(deadlocked.items()):
         gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
-            return abandoned_by(gone, ended, wait, waiting, deadlocked, lines)
+            return abandoned_by(gone, ended, wait, waiting, deadlocked, lines, records)
     return None
 
 
@@ -147,13 +154,15 @@ def abandoned_by(
     waiting: Sequence[int],
     waits: Mapping[int, Wait],
     lines: tuple[Doing, ...],
+    records: Records,
 ) -> Finding:
     """The finding about ranks that ended without the call in which `waiting` are. `waits`: of all ranks that wait.
 
-    Where others wait for those, the chain is told from its other end: which of its ranks is wrong is not known.
+    Where others wait for those, the chain is told from its other end: which of its ranks is wrong is not known, unless
+    groups of the same name, as of a dimension of a mesh, show it.
     """
     chain = _chain_to(wait, waits)
-    if len(chain) == 1:
+    if len(chain) == 1 or _is_made_in_like_groups(wait, records):
         sentence = sentence_of_abandoned(gone, ended, wait, waiting)
         return Finding(FindingKind.ABANDONED, sentence, lines, gone)
     steps: list[str] = []
@@ -164,6 +173,23 @@ def abandoned_by(
     left = verb_for(gone, "has left", "have left") if how == TestOutcome.PASSED.value else how
     ranks = tuple(step.rank for step in chain)
     return Finding(FindingKind.ABANDONED, f"{', '.join(steps)}, which {left}", lines, ranks)
+
+
+def _is_made_in_like_groups(wait: Wait, records: Records) -> bool:
+    """Whether there are other groups of this name, and each of their members has issued the call that is waited in."""
+    if wait.is_at_store or wait.is_own or wait.call.is_p2p:
+        return False
+    by_rank = whole_records(records)
+    like = [
+        group
+        for group in shared_groups(records)
+        if group.title == wait.group.title and group.key != wait.group.key and len(group.ranks) == len(wait.group.ranks)
+    ]
+    issued = [calls_at(wait.call.place, calls_in(group, by_rank)) for group in like]
+    return bool(like) and all(
+        calls.keys() == set(group.ranks) and all(call.kind == wait.call.kind for call in calls.values())
+        for group, calls in zip(like, issued, strict=True)
+    )
 
 
 def _chain_to(wait: Wait, waits: Mapping[int, Wait]) -> list[Wait]:

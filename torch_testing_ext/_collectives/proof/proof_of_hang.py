@@ -116,7 +116,7 @@ def judge_probe(
     certain = {rank: waiting[rank] for rank in suspects if rank not in doubts}
     proven = deadlocked(certain, ended)
     if any(not wait.is_own for wait in proven.values()):
-        return Conclusion(before, describe_deadlock(proven, ended))
+        return Conclusion(before, describe_deadlock(proven, ended, records=known))
     return Conclusion(evidence, doubt=next(iter(doubts.values()), ""))
 
 

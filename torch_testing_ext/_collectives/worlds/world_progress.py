@@ -150,7 +150,7 @@ class Progress:
         if not stuck:
             return None
         ended = {rank: TestOutcome.PASSED.value for rank in range(len(self._at)) if rank not in self._blocked}
-        found = describe_deadlock(stuck, ended)
+        found = describe_deadlock(stuck, ended, records=self._world.records)
         lines = [
             line._replace(did=line.did + notes.get(line.rank, "")) if isinstance(line, Doing) else line
             for line in found.lines
