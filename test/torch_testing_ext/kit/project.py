@@ -93,9 +93,11 @@ class Project:
 
     @classmethod
     @contextlib.contextmanager
-    def beside(cls, other: Project, *preloaded: str, drop_in: bool = False) -> Iterator[Project]:
+    def beside(
+        cls, other: Project, *preloaded: str, drop_in: bool = False, by_pytest: bool = True
+    ) -> Iterator[Project]:
         """The same folder with a preloaded server of its own, which gets the environment of now."""
-        project = cls(other.root, preloaded, drop_in)
+        project = cls(other.root, preloaded, drop_in, by_pytest=by_pytest)
         try:
             yield project
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,9 +99,7 @@ MODEL = {
     },
     "test_same_names.py": {
         "One::test_size": PASSED,
-        "One::test_size#2": PASSED,
         "Two::test_size": Must(TestOutcome.FAILED, "2 == 2"),
-        "DocTestCase::test_same_names.bad_example": Must(TestOutcome.FAILED, "Failed doctest test"),
     },
     "test_for_pytest.py": {
         "test_function": PASSED,
@@ -113,6 +112,15 @@ MODEL = {
     "test_syntax_error.py": {"": Must(TestOutcome.ERROR, "SyntaxError", ONCE)},
 }
 
+# The tests of a file that unittest's loader runs: pytest does not call `load_tests`.
+BY_UNITTEST = {
+    "test_same_names.py": {
+        **MODEL["test_same_names.py"],
+        "One::test_size#2": PASSED,
+        "DocTestCase::test_same_names.bad_example": Must(TestOutcome.FAILED, "Failed doctest test"),
+    }
+}
+
 
 def copy_to(folder: Path) -> None:
     """Copies the project, so that runs write nothing into this repository."""
@@ -120,11 +128,11 @@ def copy_to(folder: Path) -> None:
     (folder / "test_syntax_error.py").write_text(BROKEN_SYNTAX)
 
 
-def expected(prefix: str) -> dict[str, Must]:
+def expected(prefix: str, model: Mapping[str, Mapping[str, Must]] = MODEL) -> dict[str, Must]:
     """The expected results by full name of test, for a copy of the project at `prefix`."""
     return {
         f"{prefix}{file}" + (f"::{name}" if name else ""): must
-        for file, tests in MODEL.items()
+        for file, tests in model.items()
         for name, must in tests.items()
     }
 

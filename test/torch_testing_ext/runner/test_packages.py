@@ -34,6 +34,8 @@ class RanksTest(MultiProcessTestCase):
 if __name__ == "__main__":
     run_tests()
 """
+# What unittest's loader puts first in sys.path.
+FOLDER_OF_FILE = "FIRST_IN_PATH = Path(__file__).parent\n"
 BOTH = {"test_plain": "passed", "test_ranks": "passed"}
 
 
@@ -107,11 +109,41 @@ class PackagesTest(PackagesCase):
     @pytest.mark.slow
     def test_a_package_with_the_name_of_one_in_the_standard_library(self):
         self.package("test", "test/distributed")
-        imported = "import test.distributed\nassert test.distributed.__path__ == [os.path.dirname(__file__)]\n"
+        imported = "import test.distributed\nassert test.distributed.__path__ == [str(Path(__file__).parent)]\n"
         member = self.subject("test/distributed/test_member.py", "test.distributed.test_member", more=imported)
         self.assertEqual(self.project.run(member).outcomes, BOTH)
         with Project.beside(self.project, "test.support") as project:
             self.assertEqual(project.run(member).outcomes, BOTH)
+
+    def test_a_package_whose_name_is_taken(self):
+        """As in pytest, its files cannot be imported."""
+        self.package("json")
+        message = self.broken("json/test_member.py", "")
+        self.assertRegex(
+            message, r"No module named 'json\.test_member'[^$]*the name json is taken by .*json/__init__\.py"
+        )
+
+    def test_without_a_package(self):
+        self.package("pkg")  # ends above the folder of the file
+        self.write("pkg/folder/helper.py", "VALUE = 3\n")
+        source = "import unittest\nfrom helper import VALUE\nclass T(unittest.TestCase):\n"
+        source += "    def test_name(self): self.assertEqual((__name__, VALUE), ('test_x', 3))\n"
+        self.assertEqual(self.project.run(self.write("pkg/folder/test_x.py", source)).outcomes, {"test_name": "passed"})
+
+
+class ByUnittestTest(PackagesCase):
+    """unittest's loader imports the files."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        beside = Project.beside(PROJECT, by_pytest=False)
+        cls.project_of_class = beside.__enter__()
+        cls.addClassCleanup(beside.__exit__, None, None, None)
+
+    def setUp(self):
+        super().setUp()
+        self.project = self.project_of_class
 
     def test_a_package_whose_name_is_taken(self):
         """Its files are programs, as they would be without the package."""
@@ -123,25 +155,28 @@ class PackagesTest(PackagesCase):
         message = self.broken("json/test_relative.py", "from .beside import VALUE\n")
         self.assertRegex(message, r"imported as a program.* because the name json is taken by .*json/__init__\.py, so")
 
+    def test_a_file_with_the_name_of_an_imported_module(self):
+        source = "import unittest, json\nclass T(unittest.TestCase):\n    def test_it(self): json.loads('3')\n"
+        self.assertEqual(self.project.run(self.write("odd/json.py", source)).outcomes, {"test_it": "passed"})
+
+    def test_two_packages_of_one_name(self):
+        """The folder of the file is the first in sys.path."""
+        self.package("a/tests", "b/tests")
+        for root in "ab":
+            file = self.subject(f"{root}/tests/test_member.py", "tests.test_member", value=root, more=FOLDER_OF_FILE)
+            self.assertEqual(self.project.run(file).outcomes, BOTH)
+
     @pytest.mark.slow
     def test_a_root_with_another_torch(self):
         """As that of a checkout of PyTorch."""
         self.package("test")
         self.write("torch/__init__.py", "raise ImportError('not built')\n")
-        member = self.subject("test/test_member.py", "test.test_member")
-        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"), Project.beside(PROJECT) as project:
+        member = self.subject("test/test_member.py", "test.test_member", more=FOLDER_OF_FILE)
+        with (
+            mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"),
+            Project.beside(PROJECT, by_pytest=False) as project,
+        ):
             self.assertEqual(project.run(member).outcomes, BOTH)
-
-    def test_without_a_package(self):
-        self.package("pkg")  # ends above the folder of the file
-        self.write("pkg/folder/helper.py", "VALUE = 3\n")
-        source = "import unittest\nfrom helper import VALUE\nclass T(unittest.TestCase):\n"
-        source += "    def test_name(self): self.assertEqual((__name__, VALUE), ('test_x', 3))\n"
-        self.assertEqual(self.project.run(self.write("pkg/folder/test_x.py", source)).outcomes, {"test_name": "passed"})
-
-    def test_a_file_with_the_name_of_an_imported_module(self):
-        source = "import unittest, json\nclass T(unittest.TestCase):\n    def test_it(self): json.loads('3')\n"
-        self.assertEqual(self.project.run(self.write("odd/json.py", source)).outcomes, {"test_it": "passed"})
 
 
 class TroublesTest(PackagesCase):

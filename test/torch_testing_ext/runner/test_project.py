@@ -16,7 +16,7 @@ import pytest
 from kit.browser import Browser, needs_chromium
 from kit.junit import read_junit
 from kit.runs import FinishedRun, run_test
-from project_model import ONCE, RETRIES, copy_to, expected, last_line
+from project_model import BY_UNITTEST, ONCE, RETRIES, copy_to, expected, last_line
 
 import torch_testing_ext
 from torch_testing_ext._tests.outcomes import TestOutcome
@@ -263,6 +263,16 @@ class OtherRunsTest(unittest.TestCase):
         found = json.loads(self.run_test("--list=json").console)
         names = {one["id"] for one in found["tests"]} | {one["id"] for one in found["broken"]}
         self.assertEqual(names, set(MODEL))
+
+    @pytest.mark.slow
+    def test_what_only_the_loader_of_unittest_loads(self):
+        run = self.run_test("test_same_names.py", "-o", "loader=unittest", "--results=results.json")
+        tests = json.loads(run.report("results.json"))["tests"]
+        must = expected(PREFIX, BY_UNITTEST)
+        self.assertEqual({one["id"]: one["outcome"] for one in tests}, {n: m.outcome.value for n, m in must.items()})
+        for one in tests:
+            self.assertIn(must[one["id"]].say, one["attempts"][0]["message"])
+        self.assertEqual((run.code, run.console.splitlines()[-1]), (1, last_line(must)))
 
     def test_flaky_and_leaked_can_count_as_failed(self):
         names = ["test_flaky.py", "test_crashing.py::CrashingTest::test_leaks_a_process"]

@@ -185,11 +185,17 @@ def _import(path: str) -> ModuleType:
 
 
 def how_to_import(error: BaseException, path: str) -> str:
-    """Advice if an import failed because the file is imported as a program; or ""."""
-    if not isinstance(error, ImportError) or "relative import" not in str(error):
+    """Advice if an import failed because of the package that the file is in, or is in none; or ""."""
+    if not isinstance(error, ImportError):
         return ""
     place = ModulePlace.of(path)
     obstacle = place.obstacle()
+    if error.name == place.name and obstacle:
+        return (
+            f"pytest imports the file as {place.name}, but {obstacle}. Rename {place.packages[0]}, or its __init__.py."
+        )
+    if "relative import" not in str(error):
+        return ""
     if obstacle:
         why = f"{obstacle}, so the file is not imported as {place.name}"
     elif place.packages:

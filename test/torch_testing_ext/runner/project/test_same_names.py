@@ -1,4 +1,4 @@
-"""Tests that only their places tell apart, and a doctest."""
+"""Tests that only their places tell apart; more of them, and a doctest, where unittest's loader loads the file."""
 
 import doctest
 import unittest

@@ -12,11 +12,12 @@ from kit.invented import finished_test, make_attempt, make_test, make_unit
 
 from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
 from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner import aspects_of_run
 from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId
 from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import in_world, plan, priority, without_result
+from torch_testing_ext.runner.scheduling.plan import plan, priority, without_result
 from torch_testing_ext.runner.scheduling.shards import shard
 
 TWO = Inventory(("0", "1"), "cuda")
@@ -45,14 +46,15 @@ class PlanTest(unittest.TestCase):
             make_test("test_c", devices=1),
             make_test("test_d", skip="not today"),
         ]
-        self.assertIs(in_world(tests, None), tests)
-        changed = in_world(tests, 64)
+        self.assertEqual(aspects_of_run.tests_with(Options(), tests), tests)
+        whole_world = Options(simulate=64)
+        changed = aspects_of_run.tests_with(whole_world, tests)
         self.assertEqual([(test.world_size, test.devices) for test in changed[:2]], [(64, 0), (64, 0)])
         skips = [None, None, "not in a world of 64 ranks: it has no ranks", "not today"]
         self.assertEqual([test.skip for test in changed], skips)
         with self.assertRaisesRegex(UsageError, "--simulate 64: none of the selected tests has ranks. Name tests of"):
-            in_world(tests[2:], 64)
-        self.assertEqual(in_world([], 64), [])
+            aspects_of_run.tests_with(whole_world, tests[2:])
+        self.assertEqual(aspects_of_run.tests_with(whole_world, []), [])
 
     def test_needs_that_no_devices_meet_together(self):
         facts = tuple(DeviceFacts("g", 1 << 34, (9, 0), nvlinks=(number ^ 1,)) for number in range(4))

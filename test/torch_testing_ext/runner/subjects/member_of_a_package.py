@@ -1,12 +1,14 @@
-import os
 import sys
 import unittest
+from pathlib import Path
 
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 
 from .helper import VALUE
 
 NAME, EXPECTED = "name", "value"
+# The folder of the topmost package, as pytest has it.
+FIRST_IN_PATH = Path(__file__).parents[NAME.count(".")]
 
 
 class Checks:
@@ -19,7 +21,7 @@ class Checks:
 class PlainTest(Checks, unittest.TestCase):
     def test_plain(self):
         self.check()
-        self.assertEqual(sys.path[0], os.path.dirname(__file__))
+        self.assertEqual(sys.path[0], str(FIRST_IN_PATH))
 
 
 class RanksTest(Checks, MultiProcessTestCase):
