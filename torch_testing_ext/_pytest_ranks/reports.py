@@ -60,11 +60,17 @@ def judge(report: Any, error: BaseException | None = None) -> Judgement:
         return Judgement(TestOutcome.EXPECTED_FAILURE, str(why).removeprefix("reason: "))  # as in 7.4
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, (tuple, list)) else report.longreprtext
-        return Judgement(TestOutcome.SKIPPED, str(reason).removeprefix("Skipped: "), need=getattr(error, "want", None))
+        return Judgement(TestOutcome.SKIPPED, str(reason).removeprefix("Skipped: "), need=_need_of(error))
     if not report.passed:
         return _unfinished(f"pytest reported no end of it, only: {report.outcome}")
     why = getattr(report, "wasxfail", None)
     return Judgement(TestOutcome.PASSED, "" if why is None else str(why), passed_against_xfail=why is not None)
+
+
+def _need_of(error: BaseException | None) -> str | None:
+    """The accelerators whose lack is the reason for a skip. In tests of unittest, pytest raises its own amid theirs."""
+    needs = [getattr(each, "want", None) for each in (error, getattr(error, "__context__", None))]
+    return next((need for need in needs if need), None)
 
 
 def _unfinished(why: str) -> Judgement:

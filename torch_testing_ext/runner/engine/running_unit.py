@@ -319,6 +319,9 @@ class RunningUnit:
                 # A class or module fixture may take as long as the longest test of the unit.
                 longest = max(self._deadlines.time_to_end(test) for test in self.unit.tests)
                 self._deadlines.begin(longest)
+            case worker_messages.FixtureEnded() if self._log.running is not None:
+                # The test that set it up has its own time now.
+                self._begin_deadline(self._log.running)
             case worker_messages.PreloadModules(modules):
                 self._file.add_preload_hints(modules)
 
