@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from datetime import timedelta
 
 import torch
@@ -15,15 +14,9 @@ PROGRAMS = Programs(__name__)
 told, quiet = PROGRAMS.told, PROGRAMS.quiet
 
 
-def folder_of_all():
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, 0)
-    return folder[0]
-
-
 @told("all 2 ranks raised CheckpointException", "Missing key in checkpoint state_dict: c. (rank 1)", size=2)
 def another_key_of_one_rank(self):
-    folder = folder_of_all()
+    folder = f"{self.file_name}.checkpoint"
     dcp.save({"a": torch.ones(4)}, checkpoint_id=folder)
     more = {"c": torch.ones(4)} if self.rank else {}
     dcp.load({"a": torch.ones(4), **more}, checkpoint_id=folder)  # ranks 0, 1
@@ -31,14 +24,14 @@ def another_key_of_one_rank(self):
 
 @told("all 2 ranks raised CheckpointException", "Size mismatch between saved", "(ranks 0, 1)", size=2)
 def another_size(self):
-    folder = folder_of_all()
+    folder = f"{self.file_name}.checkpoint"
     dcp.save({"a": torch.ones(4)}, checkpoint_id=folder)
     dcp.load({"a": torch.ones(5)}, checkpoint_id=folder)  # ranks 0, 1
 
 
 @told("raised CheckpointException", "metadata", "No such file or directory", size=2)
 def no_checkpoint(self):
-    dcp.load({"a": torch.ones(4)}, checkpoint_id=f"{folder_of_all()}/none")  # ranks 0, 1
+    dcp.load({"a": torch.ones(4)}, checkpoint_id=f"{f'{self.file_name}.checkpoint'}/none")  # ranks 0, 1
 
 
 # -- where a rank has left
@@ -119,7 +112,7 @@ def keys_in_a_variable(self):
 
 @quiet(size=2)
 def a_checkpoint_that_is_right(self):
-    folder = folder_of_all()
+    folder = f"{self.file_name}.checkpoint"
     dcp.save({"a": torch.ones(4)}, checkpoint_id=folder)
     state = {"a": torch.zeros(4)}
     dcp.load(state, checkpoint_id=folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -137,10 +136,9 @@ def a_checkpoint_that_a_rank_leaves_out(self):
     import torch.distributed.checkpoint as dcp
 
     side = dist.new_group(backend="gloo", group_desc="checkpoint")
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, 0)
+    folder = f"{self.file_name}.checkpoint"
     if self.rank == 0:
-        dcp.async_save({"m": torch.ones(4)}, checkpoint_id=folder[0], process_group=side).result()  # rank 0
+        dcp.async_save({"m": torch.ones(4)}, checkpoint_id=folder, process_group=side).result()  # rank 0
     dist.barrier()  # rank 1
 
 
@@ -233,9 +231,8 @@ def an_asynchronous_checkpoint(self):
     import torch.distributed.checkpoint as dcp
 
     side = dist.new_group(backend="gloo")
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder, 0)
-    saving = dcp.async_save({"m": torch.ones(4)}, checkpoint_id=folder[0], process_group=side)
+    folder = f"{self.file_name}.checkpoint"
+    saving = dcp.async_save({"m": torch.ones(4)}, checkpoint_id=folder, process_group=side)
     dist.all_reduce(torch.ones(4))
     saving.result()
 

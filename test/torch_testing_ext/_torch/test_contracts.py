@@ -25,6 +25,7 @@ from mutations import MUTATIONS
 import torch_testing_ext
 from torch_testing_ext._torch import compiler_state, replacing, torch_frames, training
 from torch_testing_ext._torch.groups import gloo_messages, made_groups
+from torch_testing_ext._torch.groups.process_groups import made_groups_before
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
 from torch_testing_ext._torch.signs import error_texts, native_threads
 
@@ -344,10 +345,8 @@ def test_types_in_the_recorder():
 @in_own_process
 def test_recorder_knows_groups():
     """The recorder says whether a process has made a group."""
-    from torch_testing_ext._torch.groups import process_groups
-
     world_of_one()
-    assert process_groups.made_groups_before()
+    assert made_groups_before()
 
 
 @contract("whether a deadlock is proven: messages would be missed")

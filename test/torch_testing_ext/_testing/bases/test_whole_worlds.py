@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -357,7 +358,9 @@ class LikeOtherRanksTest(WorldCase):
 
         with unittest.mock.patch.object(rules, "ENOUGH_IN_TURNS", 3), self.assertRaises(RankFailure) as caught:
             check_world(body, 100)
-        self.assertIn("ranks 3-99  not started", str(caught.exception))
+        # Those that begin in the meantime are a few.
+        (first,) = re.findall(r"ranks (\d)-99  not started", str(caught.exception))
+        self.assertGreaterEqual(int(first), 3)
 
     @pytest.mark.slow
     def test_a_debugged_rank_has_the_streams_of_this_process(self):
