@@ -34,6 +34,7 @@ def pytest_configure(config):
             signal.signal(ignored, signal.SIG_DFL)
     start_measuring(config)
     use_own_folder(config)
+    config.pluginmanager.register(GroupsOfOtherFiles())
 
 
 def pytest_itemcollected(item):
@@ -48,20 +49,40 @@ def pytest_collection_finish():
     from torch_testing_ext import launch  # noqa: F401
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _groups_of_other_files_do_not_count():
-    """Each file is written as a program of its own: groups of other files do not change how its ranks are started."""
-    import torch.distributed  # noqa: F401
+class GroupsOfOtherFiles:
+    """Each file is written as a program of its own: groups of other files do not change how its ranks are started.
 
-    from torch_testing_ext import launch
-    from torch_testing_ext._torch.groups import process_groups
+    No fixture of the module: torchtest would run the tests that share it one after the other.
+    """
 
-    if not process_groups.made_groups_before():
-        yield
-        return
-    launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
-    with mock.patch("torch_testing_ext._torch.groups.process_groups.made_groups_before", lambda: False):
-        yield
+    def __init__(self):
+        self._file = None
+        self._patch = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        if item.path != self._file:
+            self._file = item.path
+            self._begin()
+        try:
+            return (yield)
+        finally:
+            if nextitem is None or nextitem.path != self._file:
+                self._file = None
+                if self._patch is not None:
+                    self._patch.stop()
+                    self._patch = None
+
+    def _begin(self):
+        import torch.distributed  # noqa: F401
+
+        from torch_testing_ext import launch
+        from torch_testing_ext._torch.groups import process_groups
+
+        if process_groups.made_groups_before():
+            launch.close()  # a fork server that was started for other files, perhaps in a new interpreter
+            self._patch = mock.patch.object(process_groups, "made_groups_before", lambda: False)
+            self._patch.start()
 
 
 def pytest_unconfigure(config):

@@ -27,6 +27,7 @@ from torch_testing_ext._process import setting_names, system
 from torch_testing_ext._torch.groups.dataless_groups import options_of_alike_ranks
 from torch_testing_ext.common_distributed import RankError, RankFailure
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch.aspects.debugger import DEBUG_RANK
 from torch_testing_ext.launch.aspects.lanes import LANES
 from torch_testing_ext.launch.watching import rules
 from torch_testing_ext.launch.watching.rank_lanes import read_lanes
@@ -366,7 +367,7 @@ class LikeOtherRanksTest(WorldCase):
     def test_a_debugged_rank_has_the_streams_of_this_process(self):
         call = "check_world(world_programs.says, 3)"
         code = f"import world_programs\nfrom torch_testing_ext.worlds import check_world\n{call}"
-        environ = {**os.environ, setting_names.DEBUG_RANK: "1"}
+        environ = {**os.environ, DEBUG_RANK.name: "1"}
         # Only a process of its own has streams that a rank can write to.
         command = [sys.executable, "-c", code]
         said = subprocess.run(command, env=environ, cwd=FILE.parent, capture_output=True, text=True, check=True)
