@@ -6,7 +6,7 @@ of all phases, the former without the exceptions, which were raised in another p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,21 @@ class Judgement:
             return self.failure
         if self.is_of_ranks:
             return FailureView.of_text(self.text or self.title)
-        within = f"in the {self.phase}: " if self.phase else ""
-        return FailureView.of_text(f"{within}{self.title}\n\n{self.text}", self.site)
+        return FailureView.of_text(f"{_within(self.phase)}{self.title}\n\n{self.text}", self.site)
 
 
-def judge(report: Any, error: BaseException | None = None) -> Judgement:
-    """Judge one report. `error`: the exception that it is of, if this process has it."""
+# Makes the failure of an exception, with the beginning of its title and pytest's text.
+ViewOfError = Callable[[BaseException, str, str], FailureView]
+
+
+def _within(phase: str) -> str:
+    return f"in the {phase}: " if phase else ""
+
+
+def judge(report: Any, error: BaseException | None = None, view: ViewOfError | None = None) -> Judgement:
+    """Judge one report. `error`: the exception that it is of, if this process has it; `view` shows that."""
     if report.failed:
-        return _judge_failure(report, error)
+        return _judge_failure(report, error, view)
     if report.skipped and (why := getattr(report, "wasxfail", None)) is not None:
         return Judgement(TestOutcome.EXPECTED_FAILURE, str(why).removeprefix("reason: "))  # as in 7.4
     if report.skipped:
@@ -77,7 +84,7 @@ def _unfinished(why: str) -> Judgement:
     return Judgement(TestOutcome.ERROR, title=why, is_unfinished=True)
 
 
-def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
+def _judge_failure(report: Any, error: BaseException | None, view: ViewOfError | None) -> Judgement:
     text, title = text_of(report), _title(report, error)
     if text.startswith(_XPASS_STRICT):
         reason = text.removeprefix(_XPASS_STRICT).strip()
@@ -89,15 +96,19 @@ def _judge_failure(report: Any, error: BaseException | None) -> Judgement:
     if not isinstance(outcome, TestOutcome):
         asserts = error is None or isinstance(error, (AssertionError, pytest.fail.Exception))
         outcome = TestOutcome.FAILED if asserts and report.when == "call" else TestOutcome.ERROR
+    phase = "" if report.when == "call" or getattr(error, "is_refusal", False) else _PHASES.get(report.when, "")
+    failure = getattr(error, "failure", None)
+    if failure is None and error is not None and view is not None and not is_of_ranks:
+        failure = view(error, f"{_within(phase)}{_subtest(report)}", text)
     return Judgement(
         outcome,
         "",
         title,
         text,
-        "" if report.when == "call" or getattr(error, "is_refusal", False) else _PHASES.get(report.when, ""),
+        phase,
         is_of_ranks,
         cause=launch.cause_in(title) if error is None else launch.cause_of(error),
-        failure=getattr(error, "failure", None),
+        failure=failure,
         site=None if error is None else next(iter(launch.sites_of(error)[-1:]), None),
     )
 
@@ -133,7 +144,9 @@ class TestReports:
 
     __test__ = False  # not a test for pytest to collect
 
-    def __init__(self) -> None:
+    def __init__(self, view: ViewOfError | None = None) -> None:
+        """`view`: for failures that pytest's text does not show best."""
+        self._view = view
         self._errors: list[tuple[Any, BaseException | None]] = []  # by report
         self._reports: list[Any] = []
         self._failures: list[Judgement] = []
@@ -147,7 +160,7 @@ class TestReports:
         """Add a report that pytest gives to all plugins."""
         self._reports.append(report)
         if report.failed:
-            self._failures.append(judge(report, self._error_of(report)))
+            self._failures.append(judge(report, self._error_of(report), self._view))
         if getattr(report, "context", None) is None:  # a subtest has one, and is no phase
             self._phases[report.when] = report
 

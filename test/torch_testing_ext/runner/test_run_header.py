@@ -115,10 +115,10 @@ class RunTest(unittest.TestCase):
             reports = [f"--{kind}={kind}" for kind in ("junitxml", "html", "results")]
             # A run in CI uses no warm server, of which the header would tell.
             environ = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "CI": "true"}
-            ran = run_test(folder, "-otests=.", "--gpus=0", *reports, **environ)
+            ran = run_test(folder, "-otests=.", "--gpus=none", *reports, **environ)
             self.assertEqual(ran.code, 0, ran.console + ran.complaints)
             expected = {
-                "command": shlex.join([sys.executable, "run_test.py", "-otests=.", "--gpus=0", *reports]),
+                "command": shlex.join([sys.executable, "run_test.py", "-otests=.", "--gpus=none", *reports]),
                 "commit": "",
                 "uncommitted_changes": False,
                 "host": socket.gethostname(),
@@ -141,7 +141,7 @@ class RunTest(unittest.TestCase):
             shutil.copy(ROOT / "run_test.py", folder)
             (folder / "test_a.py").write_text(LONG)
             reports = [f"--{kind}={kind}" for kind in ("junitxml", "html", "results")]
-            ran = run_test(folder, "-otests=.", "--gpus=0", *reports)
+            ran = run_test(folder, "-otests=.", "--gpus=none", *reports)
             self.assertEqual(ran.code, 1, ran.console + ran.complaints)
             tests = json.loads(ran.report("results"))["tests"]
             messages = {one["id"].split("::")[1]: one["attempts"][0]["message"] for one in tests}

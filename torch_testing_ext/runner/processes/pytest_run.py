@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
+from torch_testing_ext.launch.failure_views import view_of_error
 
 from . import pytest_items
 from .pytest_collection import Collection, explain_error
@@ -127,7 +129,8 @@ class _Loop:
     def _run(self, number: int, item: Any, following: Any) -> None:
         """Run a test, and report how it ended."""
         self._prepare(number, item)
-        self._of_test = TestReports()
+        is_of_unittest = pytest_items.test_case(item) is not None
+        self._of_test = TestReports(partial(self._view_of, number) if is_of_unittest else None)
         self._number = number
         self._begun.add(number)
         self.reports.test_began(number)
@@ -141,6 +144,12 @@ class _Loop:
         for judgement in judgements:
             self.reports.note_cause(judgement.cause)
         self.reports.test_ended(number, first.outcome, _failure_or_text(judgements), first.need)
+
+    def _view_of(self, number: int, error: BaseException, within: str, text: str) -> FailureView:
+        """The failure of a test of unittest, of which pytest's text shows more than what matters."""
+        unit = self.reports.unit
+        case = launch.Case("", unit.commands[number], "", "", unit.show_commands[number])
+        return view_of_error(error, case, within, text)
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
