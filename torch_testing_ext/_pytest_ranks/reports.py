@@ -51,8 +51,8 @@ class Judgement:
         return FailureView.of_text(f"{_within(self.phase)}{self.title}\n\n{self.text}", self.site)
 
 
-# Makes the failure of an exception, with the beginning of its title and pytest's text.
-ViewOfError = Callable[[BaseException, str, str], FailureView]
+# Makes the failure of an exception: with the phase if that is no call, the subtest, and pytest's text.
+ViewOfError = Callable[[BaseException, str, str, str], FailureView]
 
 
 def _within(phase: str) -> str:
@@ -99,7 +99,7 @@ def _judge_failure(report: Any, error: BaseException | None, view: ViewOfError |
     phase = "" if report.when == "call" or getattr(error, "is_refusal", False) else _PHASES.get(report.when, "")
     failure = getattr(error, "failure", None)
     if failure is None and error is not None and view is not None and not is_of_ranks:
-        failure = view(error, f"{_within(phase)}{_subtest(report)}", text)
+        failure = view(error, phase, _subtest(report), text)
     return Judgement(
         outcome,
         "",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+import unittest.util
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -130,7 +132,7 @@ class _Loop:
         """Run a test, and report how it ended."""
         self._prepare(number, item)
         is_of_unittest = pytest_items.test_case(item) is not None
-        self._of_test = TestReports(partial(self._view_of, number) if is_of_unittest else None)
+        self._of_test = TestReports(partial(self._view_of, number, item) if is_of_unittest else None)
         self._number = number
         self._begun.add(number)
         self.reports.test_began(number)
@@ -145,11 +147,14 @@ class _Loop:
             self.reports.note_cause(judgement.cause)
         self.reports.test_ended(number, first.outcome, _failure_or_text(judgements), first.need)
 
-    def _view_of(self, number: int, error: BaseException, within: str, text: str) -> FailureView:
+    def _view_of(
+        self, number: int, item: Any, error: BaseException, phase: str, subtest: str, text: str
+    ) -> FailureView:
         """The failure of a test of unittest, of which pytest's text shows more than what matters."""
         unit = self.reports.unit
         case = launch.Case("", unit.commands[number], "", "", unit.show_commands[number])
-        return view_of_error(error, case, within, text)
+        failure = view_of_error(error, case, subtest, text)
+        return failure.in_fixture(_fixture_of(error, item) or f"in the {phase}") if phase else failure
 
     def _prepare(self, number: int, item: Any) -> None:
         """Let the test's ranks, if it has any, know what the run knows."""
@@ -216,6 +221,20 @@ class _Loop:
             return (yield)
         finally:
             self.reports.shared_fixture_ended()
+
+
+# By the name of a fixture of unittest: whether it is one of the class.
+_OF_UNITTEST = {"setUpClass": True, "tearDownClass": True, "setUpModule": False, "tearDownModule": False}
+
+
+def _fixture_of(error: BaseException, item: Any) -> str:
+    """The fixture of unittest that has raised, as unittest names it; "" if none has."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_name
+        if name in _OF_UNITTEST:
+            owner = unittest.util.strclass(item.cls) if _OF_UNITTEST[name] else item.cls.__module__
+            return f"{name} ({owner})"
+    return ""
 
 
 def _definitions(item: Any) -> Iterator[Any]:
