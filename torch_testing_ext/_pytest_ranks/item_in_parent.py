@@ -141,8 +141,9 @@ def _where_ranks_run(folder: Path) -> str:
 def run_in_ranks(item: Any, spec: RankSpec) -> None:
     """Run a test in ranks; raise what it would raise without them, for all of them together."""
     host = MarkedRanks(item, spec) if spec.scope == "function" else SharedRanks(item, spec)
-    if launch.this_launch() is None and SIZE.value() is None:
+    if launch.this_launch() is None:
         debugger_of_rank.skip_verdicts(item.config)
+    if launch.this_launch() is None and SIZE.value() is None:
         # Here, once: each rank would do it by itself.
         for name in (*expected_imports(str(item.path)), *launch.preload_hints()):
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""How the test files of a run are loaded, and which of them there are."""
+"""The way in which the test files of a run are loaded, and the places where they are."""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ def _steps_until(world: WorldRecords, rank: int, doing: Doing | None) -> Sequenc
 
 
 def _length_of_common(first: Sequence[RankStep], second: Sequence[RankStep]) -> int:
-    """How many steps two ranks have in common, and the next one."""
+    """Count the steps that two ranks have in common, and the next one."""
     alike = 0
     for one, other in zip(first, second, strict=False):
         if _way(one) != _way(other):

@@ -280,7 +280,7 @@ def _why_marked(marks: Sequence[str]) -> str:
 
 
 def _remedy() -> str:
-    """How pytest comes to load the file."""
+    """Say what to do so that pytest loads the file."""
     if not tests_for_pytest.is_installed():
         install = user_commands.command("-m", "pip", "install", "pytest")
         return f"and pytest is not installed\nInstall pytest ({install})."

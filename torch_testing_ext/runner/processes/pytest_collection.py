@@ -176,7 +176,11 @@ class Collection:
 
 def make_config(load_as: LoadAs, observer: Any) -> Any:
     """The configuration of a session in the working directory, whose arguments are the places where it looks."""
-    config = pytest_internals.make_config([*load_as.places, *_ARGUMENTS], [observer])
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            # Plugins would warn once for each file. Filters of the project are in force in any case.
+            warnings.simplefilter("ignore")
+        config = pytest_internals.make_config([*load_as.places, *_ARGUMENTS], [observer])
     config.args += [place for place in load_as.more_places if place not in config.args]
     _silence(config)
     return config
