@@ -32,7 +32,7 @@ from torch_testing_ext.launch.accounts import (
 )
 from torch_testing_ext.launch.causes import Cause, cause_in, cause_of, led_to
 from torch_testing_ext.launch.exceptions_in_flight import raised_by_itself
-from torch_testing_ext.launch.nested_errors import causes_in
+from torch_testing_ext.launch.nested_errors import causes_of
 
 _MOST_SITES = 30
 
@@ -188,7 +188,7 @@ def _text_of(error: BaseException) -> str:
     try:
         text = str(error).strip() or type(error).__name__
         # The traceback has all of it.
-        return cut_middle("\n".join(causes_in(text)) or text, LONGEST_DETAILS)
+        return cut_middle("\n".join(causes_of(error, text)) or text, LONGEST_DETAILS)
     except Exception:
         return ""
 
@@ -278,7 +278,7 @@ def summarize(error: BaseException) -> str:
     except Exception as worse:
         return f"{name} (its str() raised {type(worse).__name__})"
     first = text.strip().partition("\n")[0]
-    if causes := causes_in(text):
+    if causes := causes_of(error, text):
         first = "; ".join(causes)
     first = cut_middle(first, LONGEST_SUMMARY)
     if isinstance(error, RuntimeError) and (advice := _advice(first)):

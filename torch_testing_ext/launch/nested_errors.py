@@ -12,11 +12,13 @@ from torch_testing_ext._process.words import grouped, list_of
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):(?: \(RANK (?P<rank>\d+)\))?\s*$")
 
 
-def causes_in(message: str) -> list[str]:
-    """The exceptions of the tracebacks in a message, a line each, with their ranks if they are named.
+def causes_of(error: BaseException, message: str) -> list[str]:
+    """The exceptions whose tracebacks are in the message of an exception of torch, a line each, with ranks if named.
 
-    Of a chain of exceptions, the last one counts.
+    Of a chain of exceptions, the last one counts. Others than torch say what matters before a traceback.
     """
+    if not type(error).__module__.startswith("torch."):
+        return []
     by_rank: dict[int | None, str] = {}
     rank: int | None = None
     is_in_frames = False

@@ -62,7 +62,7 @@ class UnderTheRunnerTest(RunsCase):
             self.assertEqual(seen, outcomes.get(outcome, outcome), name)
             self.assertIn(said, message)
             self.assertEqual(sizes, [5] if name in ("test_sum", "test_ring", "test_bare") else [], name)
-        names = [event["args"].get("name", "") for event in json.loads(run.report("trace.json"))["traceEvents"]]
+        names = [event.get("args", {}).get("name", "") for event in json.loads(run.report("trace.json"))["traceEvents"]]
         self.assertIn("whole world of 5 ranks, 1 ms for each call, not its time: test_ring", names)
         self.assertIn("rank 4", names)
 
