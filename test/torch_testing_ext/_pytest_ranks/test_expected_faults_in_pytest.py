@@ -14,8 +14,8 @@ SUBJECT = subject(__file__, "expected_faults.py")
 FAILED = {
     "test_sweep_of_shared_ranks": "2 of 2 faults fail this test; the first: kill(rank=0, at=call(1)) at barrier #1: ",
     "test_never": "kill(rank=1, at=call(5)) did not happen: rank 1 came to 1 collective call (in all: 1 barrier)",
-    "TestShared.test_restart": "restart(1) needs ranks of its own for each test: use MultiProcessTestCase, or the scope "
-    "'function'",
+    "TestShared.test_restart": "restart(1) needs ranks of its own for each test: use MultiProcessTestCase, or the "
+    "scope 'function'",
     "test_no_such_rank": "the test has 2 ranks; give a rank from 0 to 1",
     "test_two_marks": "the test has faults twice. Give all of them to one mark faults, or to one decorator",
     "test_mark_and_decorator": "the test has faults twice. Give all of them to one mark faults, or to one decorator",
