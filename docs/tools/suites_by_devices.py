@@ -56,13 +56,14 @@ def places_of(files: Sequence[Path], machines: Sequence[int] = MACHINES) -> dict
     importlib.import_module("torch")
     sys.path.insert(0, str(ACCELERATORS))
     importlib.import_module("python_accelerator").register()
+    from torch_testing_ext.runner.load_as import LoadAs
     from torch_testing_ext.runner.processes.loaded_file import LoadedFile
 
     search_path = list(sys.path)
     places = {}
     for path in files:
         with _accelerators(0):
-            file = LoadedFile.load(str(path))
+            file = LoadedFile.load(str(path), LoadAs(by_pytest=False))
         on_machines = [_on_machine(file, path.name, count) for count in machines]
         places[str(path.relative_to(ROOT / "test" / "distributed"))] = {
             name: tuple(machine[name] for machine in on_machines) for name in on_machines[0]

@@ -26,9 +26,9 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _FOLDERS_OF_TOOLS = ("/.git/", "/.pytest_cache/", "/.hypothesis/", "/.torch_testing_ext/", "/__pycache__/")
 _NOT_COUNTED = (*NOT_FILES, f"{os.path.dirname(os.__file__)}/")
 _OUR_PROGRAMS = "from torch_testing_ext._machine."
-_SEARCHERS = ("<frozen importlib._bootstrap_external>", "/_pytest/pathlib.py", "/importlib/metadata/__init__.py")
-# The functions with which pytest looks for files, and for conftest files before.
-_WALKS = {"scandir": "/_pytest/pathlib.py", "_try_load_conftest": "/_pytest/config/__init__.py"}
+# pytest looks for files by a function of the one, and for conftest files in the other.
+_PATHS_OF_PYTEST, _CONFIG_OF_PYTEST = "/_pytest/pathlib.py", "/_pytest/config/__init__.py"
+_SEARCHERS = ("<frozen importlib._bootstrap_external>", _PATHS_OF_PYTEST, "/importlib/metadata/__init__.py")
 _FIND_LIBRARY = os.path.join(os.path.dirname(os.__file__), "ctypes", "util.py")
 _STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system")
 # Modules by which multiprocessing starts interpreters: it has no event for that.
@@ -256,8 +256,10 @@ def _is_walk(frame: FrameType) -> bool:
     # Its calls of pathlib are short.
     for _ in range(10):
         code = frame.f_code
-        if code.co_name in _WALKS and code.co_filename.endswith(_WALKS[code.co_name]):
+        if code.co_filename.endswith(_CONFIG_OF_PYTEST):
             return True
+        if code.co_filename.endswith(_PATHS_OF_PYTEST):
+            return code.co_name == "scandir"
         if "/pathlib" not in code.co_filename or frame.f_back is None:
             return False
         frame = frame.f_back

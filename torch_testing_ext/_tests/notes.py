@@ -7,7 +7,7 @@ some has *leaked*; the most device memory that each rank has had; and what the f
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ class Notes(NamedTuple):
 has_header = False
 _warnings: list[KitWarning] = []
 _left_running: list[str] = []
-_memory: list[Peaks] = []
+_memory: dict[int, Peaks] = {}
 _sweeps: list[Any] = []
 
 
@@ -55,9 +55,18 @@ def note_left_running(processes: Iterable[str]) -> None:
     _left_running.extend(processes)
 
 
-def note_memory(peaks: Iterable[Peaks]) -> None:
-    """Note the most memory that each of some ranks has had; nothing of those that have used no device."""
-    _memory.extend(filter(None, peaks))
+def note_memory(peaks: Mapping[int, Peaks]) -> None:
+    """Note the most memory that each of some ranks has had; nothing of those that have used no device.
+
+    A rank may say it twice: persistent ranks say it for the last test of their class, and once more when they end.
+    """
+    for rank, of_rank in peaks.items():
+        most = {device: (allocated, reserved) for device, allocated, reserved in _memory.get(rank, ())}
+        for device, allocated, reserved in of_rank:
+            before = most.get(device, (0, 0))
+            most[device] = max(allocated, before[0]), max(reserved, before[1])
+        if most:
+            _memory[rank] = tuple((device, *sizes) for device, sizes in most.items())
 
 
 def note_sweep(report: Any) -> None:
@@ -72,7 +81,7 @@ def forget_memory() -> None:
 
 def take_notes() -> Notes:
     """Return all notes since the last call."""
-    notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory), tuple(_sweeps))
+    notes = Notes(tuple(_warnings), take_left_running(), tuple(_memory.values()), tuple(_sweeps))
     _warnings.clear()
     _memory.clear()
     _sweeps.clear()

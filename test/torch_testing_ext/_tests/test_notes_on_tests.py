@@ -26,7 +26,7 @@ class TestOfOneTest(unittest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             warn_user("ranks are slow", "of Thread-1")
         note_left_running(["rank 0: pid 1: sleep"])
-        note_memory([((0, 5, 10),), (), ((1, 6, 20),)])
+        note_memory({0: ((0, 5, 10),), 1: (), 2: ((1, 6, 20),)})
         self.assertEqual(stderr.getvalue(), "torch_testing_ext: ranks are slow, because of Thread-1\n")
         notes = take_notes()
         self.assertEqual(notes.warnings, (KitWarning("ranks are slow", "of Thread-1"),))
@@ -43,13 +43,18 @@ class TestOfOneTest(unittest.TestCase):
 
     def test_a_fixture_takes_the_processes_alone(self) -> None:
         note_left_running(["a"])
-        note_memory([((0, 5, 10),)])
+        note_memory({0: ((0, 5, 10),)})
         self.assertEqual(take_left_running(), ("a",))
         self.assertEqual(take_notes(), Notes((), (), (((0, 5, 10),),), ()))
 
+    def test_a_rank_that_says_it_twice_counts_once(self) -> None:
+        note_memory({0: ((0, 5, 10), (1, 1, 1))})
+        note_memory({0: ((0, 4, 11),)})
+        self.assertEqual(take_notes().memory, (((0, 5, 11), (1, 1, 1)),))
+
     def test_the_next_test_does_not_have_the_memory(self) -> None:
         note_left_running(["of a fixture"])
-        note_memory([((0, 5, 10),)])
+        note_memory({0: ((0, 5, 10),)})
         forget_memory()
         self.assertEqual(take_notes(), Notes((), ("of a fixture",), (), ()))
 

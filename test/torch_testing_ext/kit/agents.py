@@ -21,6 +21,7 @@ from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
 from torch_testing_ext.runner.cluster.slurm import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
+from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import NodeOfRun
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.scheduling.inventory import Inventory
@@ -53,7 +54,8 @@ def prepare_for(root: Path, **more: Any) -> PrepareNode:
     fields = {field.name for field in dataclasses.fields(PrepareNode)}
     options = {name: value for name, value in more.items() if name not in fields}
     more = {name: value for name, value in more.items() if name in fields}
-    return PrepareNode(str(root), Options(**{"timeout": 60.0, **options}), **{**chosen, **more})
+    given = Options(**{"timeout": 60.0, **options})
+    return PrepareNode(str(root), given, **{**chosen, "load_as": LoadAs(all_marks=bool(given.marks)), **more})
 
 
 class Nodes:

@@ -92,7 +92,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("test_a.py::T::test_second: a port was in use (EADDRINUSE); the test runs again alone", said)
 
     def test_the_exception_tells_it(self):
-        code, said, results = self.run_files(test_a=FIRST_TIME)
+        code, said, results = self.run_files("-oloader=pytest", test_a=FIRST_TIME)
         self.assertEqual({one["outcome"] for one in results.values()}, {"flaky"}, said)
         self.assertEqual((code, len(results)), (0, 3), said)
         for test in results:

@@ -155,7 +155,7 @@ class RunTest(unittest.TestCase):
                 self.assertIn(whole, in_xml[method])
                 self.assertIn(whole, ran.report("html"))
                 self.assertNotIn(letter * 2_000, ran.console)
-                self.assertEqual(messages[cls].count("Traceback"), 1)
+                self.assertEqual(messages[cls].count("-- full report --"), 1)
                 self.assertIn(f"all of it:  python run_test.py show test_a.py::{cls}::{method}", ran.console)
 
 

@@ -273,7 +273,7 @@ class RankWatcher:
     def evidence(self, note: str) -> RankEvidence:
         """Return all that is known, when the ranks have ended. `note`: what must be known to run the test again."""
         reports = tuple(self._with_nccl(report) for report in self.records.reports())
-        note_memory(report.account.memory for report in reports if report.account is not None)
+        note_memory({report.rank: report.account.memory for report in reports if report.account is not None})
         reports = tuple(replace(r, was_stopped=r.rank in self.records.found_stopped) for r in reports)
         return RankEvidence(reports, self.state.timed_out, self.expected, self.looks.finding, note)
 

@@ -176,10 +176,8 @@ class Collection:
 
 def make_config(load_as: LoadAs, observer: Any) -> Any:
     """The configuration of a session in the working directory, whose arguments are the places where it looks."""
-    with warnings.catch_warnings():
-        if not sys.warnoptions:
-            # Plugins would warn once for each file. Filters of the project are in force in any case.
-            warnings.simplefilter("ignore")
+    # Plugins would warn once for each file. pytest sets a filter of its own here, and those of the project afterwards.
+    with warnings.catch_warnings(record=not sys.warnoptions):
         config = pytest_internals.make_config([*load_as.places, *_ARGUMENTS], [observer])
     config.args += [place for place in load_as.more_places if place not in config.args]
     _silence(config)

@@ -139,8 +139,10 @@ class Console:
         first = self._causes.setdefault(cause, attempt.test.id)
         if first == attempt.test.id:
             return details, ""
-        name = wording.one_line(first.method or str(first))
-        return [], f"for the same reason as {name}"
+        name = first.method or str(first)
+        if first.cls != attempt.test.id.cls and first.file == attempt.test.id.file:
+            name = f"{first.cls}.{name}"
+        return [], f"for the same reason as {wording.one_line(name)}"
 
     def _remark(self, attempt: Attempt) -> str:
         if attempt.outcome is TestOutcome.SKIPPED:

@@ -283,10 +283,10 @@ class PeakTest(unittest.TestCase):
     def test_what_ranks_have_said_belongs_to_one_test(self):
         account = launch.RankAccount(launch.RankEnding.PASSED, 0.0, 1.0, memory=((0, 5, 10),))
         device_memory.forget_memory()
-        notes.note_memory([account.memory, account.memory])
+        notes.note_memory({0: account.memory, 1: account.memory})
         self.assertEqual(device_memory.highest(notes.take_notes().memory), device_memory.DevicePeak(10, 20, 2))
         self.assertIsNone(device_memory.highest(notes.take_notes().memory))
-        notes.note_memory([account.memory])
+        notes.note_memory({0: account.memory})
         device_memory.forget_memory()
         self.assertIsNone(device_memory.highest(notes.take_notes().memory))
 
