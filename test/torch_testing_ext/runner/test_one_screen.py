@@ -156,10 +156,8 @@ class OneScreenTest(OneScreenCase):
         self.assertRegex(shown, r"\n  > +\d+ \|     return\n")
 
     def check_summary(self, output):
-        one_cause = re.search(
-            r"\n5 tests failed for the same reason: setUpClass \(test_data.TinyTest\): FileNotFoundError: no data set at /data/tiny\n",
-            output,
-        )
+        cause = r"setUpClass \(test_data.TinyTest\):\s+FileNotFoundError: no data set at /data/tiny"
+        one_cause = re.search(rf"\n5 tests failed for the same reason: {cause}\n", output)
         self.assertIsNotNone(one_cause, output)
         self.assertIn(
             "\nfailed: tests/test_faults.py::FaultTest::test_mismatch\n    rank 1 calls broadcast [8]", output

@@ -141,7 +141,7 @@ class Console:
             return details, ""
         name = first.method or str(first)
         if first.cls != attempt.test.id.cls and first.file == attempt.test.id.file:
-            name = f"{first.cls}.{name}"
+            name = f"{name} of {first.cls}"
         return [], f"for the same reason as {wording.one_line(name)}"
 
     def _remark(self, attempt: Attempt) -> str:
