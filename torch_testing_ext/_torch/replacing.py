@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch_testing_ext._torch.torch_frames import is_of_program, is_of_torch
@@ -284,6 +284,20 @@ def _owner(dotted: str) -> Any:
     return found
 
 
+def lines_of_table() -> Iterator[str]:
+    """A line for each purpose, for people: why, which functions, and those of them that this torch lacks."""
+    for row in TABLE.values():
+        text = "; ".join(f"{owner}: {', '.join(names)}" for owner, names in row.functions.items())
+        lacks = [
+            f"{owner}.{name}"
+            for owner, names in row.functions.items()
+            for name in names
+            if "{device}" not in f"{owner}{name}" and not hasattr(_owner(owner), name)
+        ]
+        missing = f" (this torch lacks {', '.join(lacks)})" if lacks else ""
+        yield f"{row.why}: {text}{missing}".replace("{device}", "DEVICE")
+
+
 @dataclass(frozen=True)
 class ReplacedFunction:
     """A function of torch that somebody has replaced. `by`: who, the outermost first."""
@@ -342,12 +356,20 @@ def _name_of(owner: Any) -> str:
 
 def _is_of_program(value: Any) -> bool:
     """Whether an attribute of torch is a function of the program, or one of its pretended objects."""
-    code = getattr(value, "__code__", None)
-    if isinstance(code, CodeType):
+    code = _code_of(value)
+    if code is not None:
         return is_of_program(code.co_filename) and not is_of_torch(code.co_filename)
     return type(value).__module__ == "unittest.mock"
 
 
 def _place_of(value: Any) -> str:
-    code = getattr(value, "__code__", None)
-    return "a mock" if not isinstance(code, CodeType) else f"{code.co_filename}:{code.co_firstlineno}"
+    code = _code_of(value)
+    return "a mock" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _code_of(value: Any) -> CodeType | None:
+    """The code of a function, a method or a property. Deprecated objects of torch warn about other questions."""
+    function = value.fget if type(value) is property else value
+    if type(function) in (staticmethod, classmethod, MethodType):
+        function = function.__func__
+    return function.__code__ if type(function) is FunctionType else None

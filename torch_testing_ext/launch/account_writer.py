@@ -152,12 +152,13 @@ def account_of(
     error: BaseException, assertion: bool, started: float, within: str = "", traceback: str | None = None
 ) -> RankAccount:
     """The account of a test that has raised `error`. `within` begins the summary."""
+    raised = format_error(error) if traceback is None else traceback
     return RankAccount(
         RankEnding.FAILED if assertion else RankEnding.ERROR,
         started,
         now(),
         within + summarize(error),
-        format_error(error) if traceback is None else traceback,
+        "\n".join([raised.rstrip("\n"), *_replaced_around(error)]),
         ERROR_EXIT_CODE,
         error=RaisedError(
             type(error).__name__,

@@ -189,7 +189,10 @@ def _show(configured: ConfiguredOptions, root: Path) -> int:
 
 
 def _make_reports(configured: ConfiguredOptions) -> int:
-    """Makes the reports that the options name, and prints the summary. Returns the exit code of the run."""
+    """Makes the reports that the options name, and prints the summary. Returns the exit code of the run.
+
+    With `--about`, prints what a report of a bug needs instead.
+    """
     from torch_testing_ext.runner.report import journal, remake_reports
 
     from .run_session import exit_code_with
@@ -198,6 +201,11 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     if len(options.names) > 1:
         raise UsageError("report: name one journal, or the folder of one run")
     place = Path.cwd() / options.names[0] if options.names else options.cache
+    if options.about:
+        from torch_testing_ext.runner.report import about
+
+        print(*about.lines_about(os.environ, place), sep="\n")
+        return ExitCode.PASSED
     try:
         run = journal.read_journal(journal.find_journal(place))
     except journal.JournalError as error:

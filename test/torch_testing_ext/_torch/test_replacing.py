@@ -1,5 +1,8 @@
 """Functions of torch are replaced by one table, and restored in any order."""
 
+import warnings
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,6 +94,40 @@ def test_who_has_replaced_what():
 def test_functions_that_torch_lacks():
     assert [*replacing.functions_of("first use of other accelerators", ["no_such_device"])] == []
     assert Replacement("first use of other accelerators", adding("a", []), ["no_such_device"]).undo() is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda self: None, staticmethod(lambda: None), classmethod(lambda cls: None), property(lambda self: None)],
+    ids=["function", "static", "of the class", "property"],
+)
+@in_own_process
+def test_functions_of_the_program(other):
+    """Whatever kind of function it is, the program has replaced it; nobody is warned about names of torch."""
+    torch.Tensor.cpu = other
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = (function for function in replacing.who_has_replaced_what() if function.is_by_program)
+    assert str(found).startswith(f"torch.Tensor.cpu: {__file__}:")
+
+
+@in_own_process
+def test_a_mock_of_the_program():
+    with mock.patch.object(dist, "barrier"):
+        (found,) = (function for function in replacing.who_has_replaced_what() if function.is_by_program)
+    assert str(found) == "torch.distributed.barrier: a mock"
+
+
+@in_own_process
+def test_lines_of_the_table():
+    def line():
+        return next(line for line in replacing.lines_of_table() if line.startswith("has the default group"))
+
+    assert len([*replacing.lines_of_table()]) == len(replacing.TABLE)
+    known = line()
+    assert known.endswith("; torch.distributed.distributed_c10d: init_process_group")
+    del dist.init_process_group
+    assert line() == f"{known} (this torch lacks torch.distributed.init_process_group)"
 
 
 @pytest.mark.parametrize("purpose", replacing.TABLE)

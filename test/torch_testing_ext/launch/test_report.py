@@ -25,7 +25,7 @@ from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, kill
 from torch_testing_ext.launch import Cause, RankEnding, RankReport
-from torch_testing_ext.launch.account_writer import AccountWriter, related_to, summarize
+from torch_testing_ext.launch.account_writer import AccountWriter, account_of, related_to, summarize
 from torch_testing_ext.launch.accounts import (
     LONGEST_TEXT,
     RESERVED,
@@ -59,6 +59,16 @@ class ReplacedFunctionsTest(unittest.TestCase):
             line, rf"^with another torch.distributed.is_mpi_available in this process, from {__file__}:\d+$"
         )
         self.assertEqual(self.related(dist.get_world_size), ())
+
+    def test_the_whole_account_has_them(self):
+        with mock.patch.object(dist, "is_mpi_available", lambda: False):
+            try:
+                dist.get_world_size()
+            except ValueError as error:
+                account = account_of(error, False, 0.0)
+        last, own = account.traceback.splitlines()[-1], account.traceback.splitlines()[-2]
+        self.assertTrue(last.startswith("with another torch.distributed.is_mpi_available in this process, from "), last)
+        self.assertTrue(own.startswith("ValueError: "), own)
 
     def test_an_error_of_the_program(self):
         def fail():

@@ -441,6 +441,12 @@ class RunOptions(AskedOptions):
     )
     html: Path | None = field(default=None, metadata=_reports(read_path, "write an HTML report", "FILE"))
     results: Path | None = field(default=None, metadata=_reports(read_path, "write all results as JSON", "FILE"))
+    about: bool = field(
+        default=False,
+        metadata=_reports(
+            read_boolean, "print what a report of a bug needs instead", level=Level.OF_COMMANDS, configurable=False
+        ),
+    )
     journal: Path | None = field(
         default=None,
         metadata=_reports(

@@ -31,7 +31,7 @@ COMMANDS = {
         "[options] [JOURNAL]",
         "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
         "\nThe run may have been killed.",
-        ("junitxml", "html", "perfetto", "results", "durations", "cache"),
+        ("junitxml", "html", "perfetto", "results", "durations", "about", "cache"),
     ),
     "why": CommandSpec(
         "explain why --affected selects a test or not",

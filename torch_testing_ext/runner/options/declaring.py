@@ -103,8 +103,8 @@ def specs_of(options: type[Any], own: type[Any], last_groups: str) -> dict[str, 
     table = {}
     for each in dataclasses.fields(options):
         spec: OptionSpec = each.metadata[_SPEC]
-        is_flag = spec.read is read_boolean or spec.metavar
-        if is_flag and spec.level is not Level.OF_COMMANDS and each.name != "names":
+        is_flag = spec.read is read_boolean or (spec.metavar and spec.level is not Level.OF_COMMANDS)
+        if is_flag and each.name != "names":
             flags = (f"--{each.name.replace('_', '-')}", *spec.also)
             spec = dataclasses.replace(spec, flags=tuple(sorted(flags, key=lambda flag: flag.startswith("--"))))
         table[each.name] = spec

@@ -211,7 +211,11 @@ class CommandLineTest(OptionsCase):
                     self.assertIn(flag, words)
 
     def test_commands_have_a_help_of_their_own(self):
-        for command, flags in (("show", ["--journal", "--cache"]), ("report", ["--perfetto"]), ("why", ["--affected"])):
+        for command, flags in (
+            ("show", ["--journal", "--cache"]),
+            ("report", ["--perfetto", "--about"]),
+            ("why", ["--affected"]),
+        ):
             with self.subTest(command):
                 text = self.help("--help", command=command)
                 self.assertIn(f"{command} [options] ", text)
@@ -223,6 +227,7 @@ class CommandLineTest(OptionsCase):
         self.assertRefused(r"show has no option --jobs. \(show --help lists its options\)", "--jobs=2", command="show")
         self.assertRefused("report has no option --cach. Did you mean: --cache", "--cach=x", command="report")
         self.assertRefused("show has no option --since", "--since=x", command="show")
+        self.assertRefused("--about is not an option", "--about")
 
     def test_the_one_difference_between_the_two_commands(self):
         def pytorch(*argv):
