@@ -369,7 +369,7 @@ def _place_of(value: Any) -> str:
 
 def _code_of(value: Any) -> CodeType | None:
     """The code of a function, a method or a property. Deprecated objects of torch warn about other questions."""
-    function = value.fget if type(value) is property else value
+    function: Any = value.fget if type(value) is property else value
     if type(function) in (staticmethod, classmethod, MethodType):
         function = function.__func__
     return function.__code__ if type(function) is FunctionType else None
