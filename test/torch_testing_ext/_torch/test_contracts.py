@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from contract import BrokenContract, contract, error_of, fake_world, in_own_process, two_groups, world_of_one
+from contract import BrokenContract, contract
+from kit.own_process import error_of, in_own_process
+from kit.plain_groups import fake_world, two_groups, world_of_one
 from mutations import MUTATIONS
 
 import torch_testing_ext

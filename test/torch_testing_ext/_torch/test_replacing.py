@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from contract import in_own_process
+from kit.own_process import in_own_process
 
 from torch_testing_ext._torch import replacing
 from torch_testing_ext._torch.replacing import Replacement, replaced
