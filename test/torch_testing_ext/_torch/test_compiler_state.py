@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import torch
 from kit.own_process import error_of, in_own_process
 
 from torch_testing_ext._torch import compiler_state
