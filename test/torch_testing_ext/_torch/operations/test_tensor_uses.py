@@ -1,12 +1,74 @@
-"""The uses of tensors are reported by compiled programs as by others."""
+"""The tensors that operations read and write are reported, by compiled programs as by others."""
 
 import json
 import unittest
 
 import pytest
+import torch
+from kit.own_process import in_own_process
+from kit.plain_groups import world_of_one
 from kit.processes import output_of_python
 
-pytestmark = pytest.mark.slow
+from torch_testing_ext._torch.operations import tensor_uses
+from torch_testing_ext._torch.operations.tensor_uses import TensorUses
+
+
+class Uses(list):
+    """The uses of named tensors."""
+
+    def __init__(self, **tensors):
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
+
+    def note(self, name, read, written):
+        self.append((name, *("".join(self._names.get(id(one), "?") for one in tensors) for tensors in (read, written))))
+
+
+def test_reads_and_writes():
+    a, b = torch.ones(2), torch.zeros(2)
+    uses = Uses(a=a, b=b)
+    with TensorUses(uses.note):
+        a.add_(b)
+        torch.add(a, b, out=b)
+        torch.cat([a, b])
+        b.view(2), a.t()
+    assert uses == [("aten.add_.Tensor", "b", "a"), ("aten.add.out", "ab", "b"), ("aten.cat", "ab", "")]
+
+
+@in_own_process
+def test_collectives_are_left_out():
+    import torch.distributed as dist
+
+    world_of_one()
+    uses = Uses()
+    with TensorUses(uses.note):
+        dist.all_reduce(torch.ones(1))
+    assert [use[0] for use in uses] == ["aten.ones"]
+
+
+def test_operations_of_subclasses():
+    """A mode may leave them to their class, and hears of all that has run."""
+
+    class Mode(TensorUses):
+        def leaves(self, types):
+            return Own in types
+
+        def after(self, func, args, kwargs, result):
+            done.append(tensor_uses.name_of(func))
+
+    class Own(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return theirs
+
+    done, theirs = [], torch.zeros(3)
+    own = torch.Tensor._make_subclass(Own, torch.ones(1))
+    with Mode(None):
+        assert torch.neg(own) is theirs
+        torch.ones(2).view(1, 2)
+    assert done == ["aten::ones", "aten::view"]
+
 
 # Needs an interpreter of its own: it imports the compiler after the mode has begun, as a test may.
 PROGRAM = """
@@ -25,6 +87,7 @@ print(json.dumps([results, uses, ours]))
 """
 
 
+@pytest.mark.slow
 class CompiledTest(unittest.TestCase):
     def test_uses_are_the_same_and_there_is_no_warning(self):
         results, uses, warnings = json.loads(output_of_python("-c", PROGRAM).splitlines()[-1])
