@@ -82,7 +82,7 @@ class _RankOfFunction:
     file_name: str
 
 
-# Of the properties that this process has run: all ranks count alike.
+# Numbers for the properties that this process runs: all ranks count alike.
 _numbers = itertools.count()
 
 

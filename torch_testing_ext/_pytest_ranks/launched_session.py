@@ -143,7 +143,7 @@ class _FirstSession(_LaunchedSession):
 class _MergedReport:
     """The report of a test that has failed in some ranks."""
 
-    # Of the first of these ranks.
+    # The report of the first of these ranks.
     report: Any
     ranks: list[int] = field(default_factory=list)
 

@@ -44,7 +44,7 @@ class StandaloneTest:
     """The test to run, for its interpreter."""
 
     node: str
-    # Of its file.
+    # The path of its file.
     path: str
     # The options of the parent's session, pickled: those of plugins may have any type.
     options: bytes

@@ -101,7 +101,7 @@ class Job:
     sanitize: Sanitize = field(default_factory=Sanitize)
     # Each rank has a hash seed of its own.
     differs_in_hash: bool = False
-    # Of a rank that is started again: see RankContext.
+    # How often the rank was started before: see RankContext.
     incarnation: int = 0
     # Of ranks that do not wait for each other: how many run at the same time; None: all.
     at_once: int | None = None

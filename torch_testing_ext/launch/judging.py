@@ -34,7 +34,7 @@ from torch_testing_ext.launch.verdict import Case, Expected, Verdict
 LONGEST_OUTPUT = 6_000
 _NO_SUCH_MEMORY = os.strerror(errno.EFAULT)  # gloo was to send a buffer that has been freed
 
-# By the first rank's ending; after any other, its process has crashed.
+# The outcome after the first rank's ending; after any other, its process has crashed.
 _OUTCOME_OF = {
     RankEnding.FAILED: TestOutcome.FAILED,
     RankEnding.ERROR: TestOutcome.ERROR,

@@ -83,7 +83,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     world_size: Any = UNSET
     rank: int = UNSET
     rdvz_file: str | None = None
-    # Of the process group.
+    # The time limit of the process group.
     timeout: timedelta = timedelta(seconds=120)
     # A class that sets it skips the rest of its tests.
     poison_pill: bool = False
@@ -91,7 +91,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     # Each class has its own.
     _kept: ClassVar[KeptRanks | None] = None
-    # Of the test, in a rank, unless the class may judge it.
+    # The account of the running test, in a rank, unless the class may judge it.
     _account: ClassVar[launch.AccountWriter | None] = None
     _failures_of_ranks: ClassVar[list[str]] = []
     _ends_by_cleanup: ClassVar[bool] = False

@@ -59,7 +59,7 @@ _LONGEST_WAIT = 3600.0
 class NotForWorlds(RuntimeError):
     """The program does what a rank of a whole world cannot. `what`: in a sentence about the program."""
 
-    # Of this process.
+    # The first one of this process.
     first: ClassVar[NotForWorlds | None] = None
 
     def __init__(self, message: str, what: str):

@@ -51,7 +51,7 @@ from torch_testing_ext._testing.bases.threaded_collectives import (
     written_and_read,
 )
 
-# Of each rank.
+# The most calls that are kept of each rank.
 _KEPT_CALLS = 1000
 
 
@@ -133,7 +133,7 @@ class ThreadLocalWorld(thread_worlds.world_class()):  # type: ignore[misc]
         self.closed = False
         # How each rank ended.
         self.ended: dict[int, str] = {}
-        # By each rank.
+        # The latest calls of each rank.
         self.issued: dict[int, deque[_Issued]] = {}
         # That each rank has made.
         self.groups: dict[int, list[GroupRecord]] = {}
@@ -143,9 +143,9 @@ class ThreadLocalWorld(thread_worlds.world_class()):  # type: ignore[misc]
         # What the sanitizer looks for, and what it has found in each rank.
         self.kinds: frozenset[SanitizeKind] = frozenset()
         self.notes: dict[int, list[dict[str, Any]]] = {}
-        # Of each rank, if they are shaken.
+        # The delays of each rank, if ranks are shaken.
         self.delays: dict[int, Any] = {}
-        # Of each rank, if its work is followed.
+        # The waits of each rank, if its work is followed.
         self.waits: dict[int, ThreadWaits] = {}
 
     def note(self, rank: int, kind: str, text: str, site: Any, issued: Any = None) -> None:

@@ -53,7 +53,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         super().__init__(None)
         self._on_wait_for = on_wait
         self._on_value = on_value
-        # By storage: its bytes, and the latest call that its values depend on.
+        # The bytes of each storage, and the latest call that its values depend on.
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._depends: dict[int, int] = {}
         self._works: dict[int, tuple[Any, int]] = {}

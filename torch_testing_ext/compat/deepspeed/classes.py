@@ -15,7 +15,7 @@ class DistributedExec:
     """The common part of a test class and a fixture of ranks: how many ranks, and what they begin with."""
 
     world_size: ClassVar[Any] = 2
-    # Of the process group: by default that of the accelerators, gloo without any.
+    # The backend of the process group: by default that of the accelerators, gloo without any.
     backend: ClassVar[str | None] = None
     # Whether the process group exists when the test begins.
     init_distributed: ClassVar[bool] = True

@@ -61,7 +61,7 @@ class Round:
 
     number: int
     directory: str
-    # Of the machine of rank 0.
+    # The address of the machine of rank 0.
     address: str
     port: int
     sanitize: Sanitize

@@ -182,7 +182,7 @@ class RunOptions(AskedOptions):
             alone="HEAD",
         ),
     )
-    # Of the command `why`.
+    # The tests that the command `why` is asked about.
     why: tuple[str, ...] = field(
         default=(),
         metadata=_selection(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
@@ -559,5 +559,5 @@ else:
         frozen=True,
     )
 
-# By field.
+# All options by field.
 OPTION_TABLE = specs_of(Options, RunOptions, last_groups="output")

@@ -31,7 +31,7 @@ from .values import UsageError
 class ParsedWords:
     """The options of a command line."""
 
-    # By field.
+    # The values of options, by field.
     values: Mapping[str, Any]
     # Names and texts of settings, by -o.
     overrides: Sequence[tuple[str, str]]
@@ -54,7 +54,7 @@ ALIASES = frozenset(
 )
 
 
-# Of values that are not numbers, by the option's first flag.
+# Examples of values that are not numbers, by the option's first flag.
 _EXAMPLES = {
     "-k": ": a part of names, such as -k 'sum and not slow'",
     "-m": ": an expression of marks, such as -m 'not slow'",
@@ -207,7 +207,7 @@ class _Arguments:
                     by_name[field.replace("_", "-")] = f"-o {setting_name(field)}=VALUE"
                 for names, _ in self._arguments(field, spec):
                     flags += names
-        # By their letters alone: all flags begin alike.
+        # Names are compared without dashes: all flags begin alike.
         by_name.update((known.lstrip("-"), known) for known in flags)
         near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""

@@ -47,7 +47,7 @@ class OptionSpec:
     in_command: bool = False
     # The text that `read` reads as a value, where it is not the one that is shown.
     write: Callable[[Any], str] | None = None
-    # By their fields, the options that it cannot be combined with, and why.
+    # The options that exclude it, by field, with the reason.
     apart: Mapping[str, str] = field(default_factory=dict)
     # A variable that has the same effect without the runner, and how to read it.
     variable: str = ""

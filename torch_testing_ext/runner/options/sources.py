@@ -18,7 +18,7 @@ class ConfiguredOptions:
     """The options in force, and the source of each."""
 
     options: Options
-    # By field.
+    # Where each value comes from, by field.
     sources: Mapping[str, str]
 
 

@@ -109,7 +109,7 @@ class _Loop:
         self._to_runner = send
         self._of_test = TestReports()
         self._begun: set[int] = set()
-        # Of the running test.
+        # The number of the running test.
         self._number = -1
 
     def _send(self, message: FromWorker) -> None:
@@ -223,7 +223,7 @@ class _Loop:
             self.reports.shared_fixture_ended()
 
 
-# By the name of a fixture of unittest: whether it is one of the class.
+# Whether a fixture of unittest is one of its class, by its name.
 _OF_UNITTEST = {"setUpClass": True, "tearDownClass": True, "setUpModule": False, "tearDownModule": False}
 
 

@@ -24,7 +24,7 @@ from .server_messages import CheckFiles, ForkEnded, Fresh, FromWarmServer, KillR
 
 # Seconds without a run after which a server ends.
 IDLE = 1800.0
-# Of one user.
+# The most servers of one user.
 MOST_SERVERS = 4
 # Seconds. A server that starts imports torch before it answers; one that runs may be importing for another run.
 _START_TIMEOUT = 120.0
