@@ -26,6 +26,18 @@ def trees():
     return {file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
+def ours_imported_by(tree):
+    """The dotted names of this package that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] == "torch_testing_ext")
+
+
 class TorchNamesTest(unittest.TestCase):
     def test_the_package(self):
         sources = trees()
@@ -37,6 +49,17 @@ class TorchNamesTest(unittest.TestCase):
             if not name.startswith(torch_names.KNOWS_TORCH):
                 words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
                 self.assertEqual({word for word in words if isinstance(word, str)} & signs, set(), name)
+
+    def test_each_module_has_its_tests(self):
+        """They take the module by itself: it works without the rooms above."""
+        for path in sorted((PACKAGE / "_torch").rglob("[!_]*.py")):
+            name = path.relative_to(PACKAGE).with_suffix("").as_posix()
+            with self.subTest(name):
+                file = Path(__file__).parent / Path(name).parent / f"test_{path.name}"
+                found = {*ours_imported_by(ast.parse(file.read_text(encoding="utf-8")))}
+                module = f"torch_testing_ext.{name.replace('/', '.')}"
+                self.assertTrue({one for one in found if one.startswith(module)}, "they do not import it")
+                self.assertEqual({one.split(".")[1] for one in found}, {"_torch"})
 
     def test_private_names(self):
         for text, what in (

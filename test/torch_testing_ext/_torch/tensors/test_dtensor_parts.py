@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed.tensor
 from kit.own_process import in_own_process
 from kit.plain_groups import fake_world
 
