@@ -98,8 +98,8 @@ def test_objects(case):
 
 
 @each([slips.saves, slips.loads])
-def test_checkpoint(case):
-    error = failure_of(case, 2)
+def test_checkpoint(case, tmp_path):
+    error = failure_of(case, 2, tmp_path)
     assert "the program has a distributed checkpoint" in str(error).splitlines()[0]
     assert "no_dist=True" in str(error).splitlines()[0]
     assert f"{FILE.name}:{fault_of(case)}" in str(error)

@@ -6,7 +6,6 @@ A function is called with the rank and the size of the world. `# fault` marks th
 import os
 import signal
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -307,16 +306,16 @@ OBJECT_CALLS = {
 }
 
 
-def saves(rank, size):
+def saves(rank, size, folder):
     import torch.distributed.checkpoint as dcp
 
-    dcp.save({"weight": torch.ones(4)}, checkpoint_id=os.path.join(tempfile.gettempdir(), "a-checkpoint"))  # fault
+    dcp.save({"weight": torch.ones(4)}, checkpoint_id=os.path.join(folder, "a-checkpoint"))  # fault
 
 
-def loads(rank, size):
+def loads(rank, size, folder):
     import torch.distributed.checkpoint as dcp
 
-    dcp.load({"weight": torch.ones(4)}, checkpoint_id=os.path.join(tempfile.gettempdir(), "no-checkpoint"))  # fault
+    dcp.load({"weight": torch.ones(4)}, checkpoint_id=os.path.join(folder, "no-checkpoint"))  # fault
 
 
 def saves_alone(rank, size, folder):

@@ -34,7 +34,7 @@ class TestTearDowns(TestCase):
         ran = run_source(subject(__file__, "class_ends.py"))
         self.assertEqual((ran.outcomes["test_a1"], ran.outcomes["test_g"]), ("passed", "passed"))
         self.check(ran, "test_a2", "crashed", "exited with code 0")
-        self.check(ran, "test_b", "error", "in the tear-down: SystemExit: 0")
+        self.check(ran, "test_b", "error", "tearDownClass (test_1.Leaves): SystemExit: 0")
         self.check(ran, "test_c", "error", "KeyboardInterrupt")
         self.check(ran, "test_d", "crashed", "was killed by SIGKILL")
         self.check(ran, "test_e", "crashed", "exited with code 0")
