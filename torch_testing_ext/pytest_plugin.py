@@ -243,12 +243,13 @@ def _is_launched() -> bool:
 
 
 _EXPLANATIONS = (
-    "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function'): run "
+    "world_size(size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function', "
+    "nodes=1): run "
     "the test in this many ranks, each a fresh process; a list of sizes makes one test for each. "
     "backend: of the group that dist_env creates. init: a function that creates the group instead. "
     "devices: 'auto', an accelerator for each rank if there are enough, else the CPU; 0, the CPU; "
     "a number: skip the test on a machine with fewer. timeout: in seconds. "
-    "scope: 'class' or 'module', whose tests share ranks. "
+    "scope: 'class' or 'module', whose tests share ranks. nodes: the machines that the ranks seem to be on. "
     "isolated: run it in a new interpreter, not in ranks forked from pytest's process (torch_testing_ext)",
     "faults(*faults, within=None, must_reach=()): what happens to ranks of the test; the faults are those of "
     "torch_testing_ext.faults (torch_testing_ext)",

@@ -28,7 +28,8 @@ def rank_of(spec: RankSpec, rank: int) -> Ranks:
         assert accelerator is not None, "the parent has counted accelerators"
         device = torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
         torch.accelerator.set_device_index(device.index)
-    return Ranks(rank, spec.world_size, local_rank, device, spec.devices)
+    node = int(os.environ.get("GROUP_RANK", 0))
+    return Ranks(rank, spec.world_size, local_rank, node, device, spec.devices)
 
 
 def open_dist_env(spec: RankSpec, directory: Path, rank: int) -> Iterator[DistEnv]:

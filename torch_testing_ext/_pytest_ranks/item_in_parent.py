@@ -163,6 +163,7 @@ def _plan_of(item: Any, spec: RankSpec) -> TestPlan:
         devices=need_of_devices(item.config, item.nodeid, spec.devices),
         folder=item.nodeid,
         is_whole_test=True,
+        nodes=spec.nodes,
     )
 
 

@@ -23,6 +23,7 @@ from torch_testing_ext.launch.aspects.faults import FAULTS as FAULTS_OF_TEST, pl
 from torch_testing_ext.launch.aspects.world import SIZE_OF_MARKS
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.most_ranks import too_many
+from torch_testing_ext.launch.pretended_nodes import why_not
 
 NAME = "world_size"
 
@@ -58,7 +59,7 @@ OBSERVERS = ("capsys", "capfd", "capsysbinary", "capfdbinary", "capteesys", "rec
 _OF_RANKS = frozenset((DIST_ENV, RANKS, *OBSERVERS))
 
 
-_KEYWORDS = ("backend", "devices", "init", "isolated", "scope", "timeout")
+_KEYWORDS = ("backend", "devices", "init", "isolated", "nodes", "scope", "timeout")
 
 
 _SCOPES = ("function", "class", "module", "package", "session")
@@ -92,6 +93,8 @@ class RankSpec:
     init: _Init | None = None
     # Within which tests have the same ranks: also "class" and "module".
     scope: str = "function"
+    # How many machines the ranks are on, as far as they can tell.
+    nodes: int = 1
 
     def on(self, available: int, here: int | None = None) -> RankSpec:
         """The mark on a machine with so many accelerators, where so many of the ranks run: by default all."""
@@ -189,6 +192,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> Rank
         isolated,
         _checked_init(keywords.get("init")),
         scope,
+        _checked_nodes(keywords.get("nodes", 1), size),
     )
 
 
@@ -205,6 +209,15 @@ def _checked_backend(backend: Any) -> str | None:
     if backend is None or (isinstance(backend, str) and backend):
         return backend
     raise BadMark(f"backend is {backend!r}; it must be a name, such as 'gloo'")
+
+
+def _checked_nodes(nodes: Any, size: int) -> int:
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise BadMark(f"nodes is {nodes!r}; it must be a number of nodes, 1 or more")
+    why = why_not(nodes, size)
+    if why:
+        raise BadMark(f"nodes is {nodes}; {why}")
+    return nodes
 
 
 def _checked_timeout(timeout: Any) -> float | None:

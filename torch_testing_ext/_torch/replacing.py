@@ -148,6 +148,11 @@ TABLE: Mapping[str, Purpose] = {
     "sockets in a world": Purpose(
         "refuses sockets in a whole world", {"torch.distributed.TCPStore": ("__init__",)}, lasts=True
     ),
+    "stores of other nodes": Purpose(
+        "lets a rank find no store of another node at its own address",
+        {"torch.distributed.TCPStore": ("__init__",)},
+        lasts=True,
+    ),
     "NCCL in a world": Purpose("refuses NCCL in a whole world", {"torch.cuda.nccl": _NCCL}, lasts=True),
     "waits for devices in a world": Purpose(
         "hears who waits for all operations of a whole world",

@@ -61,6 +61,8 @@ class TestPlan:
     devices: DeviceNeed = field(default_factory=DeviceNeed)
     # Whether the ranks get a MASTER_PORT that the test has set before.
     keeps_port: bool = False
+    # How many machines the ranks are on, as far as they can tell.
+    nodes: int = 1
     # The name of the folder for the files of the ranks; that of the case by default.
     folder: str = ""
 

@@ -22,7 +22,11 @@ from torch_testing_ext.launch.fork_server_client import CannotStart as CannotSta
 from torch_testing_ext.launch.jobs import Job as Job, ProcessContext as ProcessContext
 from torch_testing_ext.launch.launched_by import Launched as Launched, this_launch as this_launch
 from torch_testing_ext.launch.named import Named as Named
-from torch_testing_ext.launch.rank_context import RankContext as RankContext, current_context as current_context
+from torch_testing_ext.launch.rank_context import (
+    RankContext as RankContext,
+    current_context as current_context,
+    local_rank_of as local_rank_of,
+)
 from torch_testing_ext.launch.rank_reports import (
     RankReport as RankReport,
     assemble_report as assemble_report,

@@ -15,6 +15,7 @@ from torch_testing_ext._process.user_commands import working_folder
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.named import Named
+from torch_testing_ext.launch.pretended_nodes import Nodes
 from torch_testing_ext.launch.rank_context import RankContext
 
 
@@ -105,6 +106,7 @@ class Job:
     incarnation: int = 0
     # Of ranks that do not wait for each other: how many run at the same time; None: all.
     at_once: int | None = None
+    nodes: Nodes = field(default_factory=Nodes)
 
     @property
     def names(self) -> tuple[Named, ...]:
@@ -130,6 +132,7 @@ class Job:
             inherited=inherited,
             incarnation=self.incarnation,
             siblings=siblings,
+            nodes=self.nodes,
         )
 
     def call(self, context: RankContext) -> None:

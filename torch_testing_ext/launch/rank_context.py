@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext.launch.account_writer import AccountWriter
+from torch_testing_ext.launch.pretended_nodes import Nodes, Place
 
 
 @dataclass
@@ -35,7 +36,13 @@ class RankContext:
     incarnation: int = 0
     # The processes of the other ranks that ran when this one started.
     siblings: tuple[int, ...] = ()
+    nodes: Nodes = field(default_factory=Nodes)
     pid: int = field(default_factory=os.getpid)
+
+    @property
+    def place(self) -> Place:
+        """Where this rank is."""
+        return self.nodes.place(self.rank, self.world_size)
 
     def enter(self) -> None:
         """Make this the context of the process, until it ends."""
@@ -54,6 +61,11 @@ class RankContext:
 
 
 _current: RankContext | None = None
+
+
+def local_rank_of(rank: int) -> int:
+    """The number of a rank among those of its node."""
+    return rank if _current is None else _current.nodes.place(rank, _current.world_size).local_rank
 
 
 def current_context() -> RankContext | None:

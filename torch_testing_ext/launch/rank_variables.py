@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from torch_testing_ext._machine.ports import leased_port
 from torch_testing_ext._process import system
 from torch_testing_ext._tests import launcher_variables, notes, system_refusals
+from torch_testing_ext.launch import pretended_nodes
 from torch_testing_ext.launch.launched_by import SET_BY_US
+from torch_testing_ext.launch.rank_context import RankContext
 
 # The address of NCCL's RAS, "host:port", one for each job that runs at the same time on a machine.
 ADDRESS = "NCCL_RAS_ADDR"
@@ -74,9 +76,13 @@ def _check_network() -> None:
             )
 
 
-def set_variables_of_rank(rank: int, incarnation: int = 0) -> None:
-    """Set the variables of this rank alone."""
-    if incarnation:
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(incarnation)
+def set_variables_of_rank(context: RankContext) -> None:
+    """Set the variables of this rank alone, and give it what its node has."""
+    rank, place = context.rank, context.place
+    if context.incarnation:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(context.incarnation)
     os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
+    if place.nodes > 1:
+        os.environ.update(place.variables())
+        pretended_nodes.enter(place, context.nodes.masks[place.node] if context.nodes.masks else {}, context.directory)
     os.environ[SET_BY_US] = f"{rank}:{os.environ.get('MASTER_PORT', '')}"

@@ -126,11 +126,12 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
         """In a rank: create the default group. A skip here skips all tests."""
         # A mesh chooses the rank's device by it.
-        os.environ["LOCAL_RANK"] = str(rank)
+        local_rank = launch.local_rank_of(rank)
+        os.environ["LOCAL_RANK"] = str(local_rank)
         backend = cls.backend_str()
         if accelerators.need_accelerators(backend) and 0 < world_size <= accelerators.most_ranks():
             # Otherwise a class that forgets to select one has all its ranks on the first device.
-            torch.accelerator.set_device_index(device_sharing.device_of(rank, accelerators.device_count()))
+            torch.accelerator.set_device_index(device_sharing.device_of(local_rank, accelerators.device_count()))
         dist.init_process_group(
             backend=backend,
             world_size=world_size,
@@ -213,7 +214,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             cls.rdvz_file = str(attempt.directory / "store")
             return attempt.job(_run_rank, cls, arguments={"rdvz_file": cls.rdvz_file}, fast_exit=bool(cls.fast_exit))
 
-        plan = TestPlan(launch.Case(cls.__qualname__), world_size, kinds=kinds_on(cls), keeps_port=True)
+        plan = TestPlan(launch.Case(cls.__qualname__), world_size, kinds=kinds_on(cls), keeps_port=True, nodes=cls._checked_nodes())
         kept = KeptRanks(cls.__qualname__)
         cls.processes = [RankProcess(run, rank) for run in [kept.start(plan, make_job)] for rank in range(world_size)]
         cls._kept = kept

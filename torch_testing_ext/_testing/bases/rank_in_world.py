@@ -74,6 +74,7 @@ class RankInWorld:
     def __init__(self, context: launch.RankContext, timeout: float | None):
         self._rank = context.rank
         self._world_size = context.world_size
+        self._place = context.place
         self._before = list(context.siblings)
         # A rank that is debugged has none.
         self._timeout = timeout or _LONGEST_WAIT
@@ -123,8 +124,10 @@ class RankInWorld:
     def active(self, judges: bool) -> Iterator[None]:
         """Be this rank, in a process that ends soon: nothing is restored. `judges`: assertions hold for all values."""
         watched_groups.forget_groups()
-        rank, size = str(self._rank), str(self._world_size)
-        os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+        size = str(self._world_size)
+        local_size = str(self._place.local_world_size)
+        os.environ.update(RANK=str(self._rank), LOCAL_RANK=str(self._place.local_rank))
+        os.environ.update(WORLD_SIZE=size, LOCAL_WORLD_SIZE=local_size)
         watch_creation()
         self._make_groups_fake()
         self._watch_stores()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torch_testing_ext._machine import random_state
 from torch_testing_ext._process import system
-from torch_testing_ext._testing.bases import group_creation, shared_devices
+from torch_testing_ext._testing.bases import group_creation, nodes_apart, shared_devices
 from torch_testing_ext._testing.bases.rank_accounts import recorded_account
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext._torch.devices import first_accelerator_use
@@ -41,7 +41,8 @@ def run_rank(
     decides about the process groups that are left. With `reports_imports`, rank 0 says which modules of torch it had
     to import, so that later ranks can inherit them. `meets_peers` is false where ranks do not communicate.
     """
-    rank_variables.set_variables_of_rank(context.rank, context.incarnation)
+    rank_variables.set_variables_of_rank(context)
+    nodes_apart.keep_stores_apart(context.place)
     prepare_rank(context, meets_peers)
     count = len(sys.modules)
     try:

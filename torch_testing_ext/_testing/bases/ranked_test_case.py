@@ -58,6 +58,13 @@ def checked_world_size(given: Any, name: str) -> int:
     return size
 
 
+class _LocalRank:
+    """The property `local_rank`, in place of which a test may set an attribute of its own."""
+
+    def __get__(self, test: Any, owner: type | None = None) -> Any:
+        return self if test is None else launch.local_rank_of(test.rank)
+
+
 class RankedTestCase(TestCase):
     """A test case whose test methods run in ranks; in the parent, each is replaced by one that waits for them."""
 
@@ -65,6 +72,10 @@ class RankedTestCase(TestCase):
     _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
+    # How many machines the ranks are on, as far as they can tell.
+    nodes: int = 1
+    # Among the ranks of its node; in the parent, as `rank`.
+    local_rank: Any = _LocalRank()
     _result: Any = None
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
@@ -128,6 +139,13 @@ class RankedTestCase(TestCase):
     def _checked_world_size(self) -> int:
         return checked_world_size(self.world_size, f"{type(self).__qualname__}.world_size")
 
+    @classmethod
+    def _checked_nodes(cls) -> int:
+        nodes: Any = cls.nodes
+        if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+            raise ValueError(f"{cls.__qualname__}.nodes is {nodes!r}; it must be a number of nodes, 1 or more")
+        return nodes
+
     def _case(self) -> launch.Case:
         return case_of_test(self, self._result)
 
@@ -158,6 +176,7 @@ class RankedTestCase(TestCase):
             is_whole_test=True,
             judges_itself=self._overrides("_check_return_codes"),
             keeps_port=True,
+            nodes=self._checked_nodes(),
             folder=self.id(),
         )
 

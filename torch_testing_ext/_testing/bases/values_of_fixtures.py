@@ -19,7 +19,9 @@ class Ranks:
 
     rank: int
     world_size: int
+    # Its number among the ranks of its node, and that of the node.
     local_rank: int
+    node: int
     device: torch.device
     # The number that the test has leased.
     devices: int = field(repr=False)

@@ -12,6 +12,7 @@ from .fake_accelerators import FAKE_ACCELERATORS
 from .faults import FAULTS
 from .lanes import LANES_OF_RANKS
 from .leftovers import LEFTOVERS
+from .nodes import NODES_OF_TEST
 from .output import OUTPUT
 from .remarks import REMARKS as REMARKS
 from .sanitizer import SANITIZER
@@ -28,6 +29,7 @@ ASPECTS: tuple[Aspect, ...] = (
     ADDRESSES,
     FAKE_ACCELERATORS,
     DEVICES,
+    NODES_OF_TEST,
     SANITIZER,
     DELAYS,
     FAULTS,

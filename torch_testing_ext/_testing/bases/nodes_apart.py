@@ -1,0 +1,32 @@
+"""What ranks on different pretended nodes must not find of each other in torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch_testing_ext._torch.replacing import replace_for_good
+from torch_testing_ext.launch.pretended_nodes import Place, address_of, is_this_node
+
+
+def keep_stores_apart(place: Place) -> None:
+    """Let a rank of another node than the first find no store of that at its own address."""
+    if place.nodes == 1 or not place.node:
+        return
+
+    def watched(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def call(store: Any, *args: Any, **kwargs: Any) -> Any:
+            host = kwargs.get("host_name", args[0] if args else None)
+            is_master = kwargs.get("is_master", args[3] if len(args) > 3 else False)
+            if not is_master and isinstance(host, str) and is_this_node(host):
+                raise ConnectionRefusedError(
+                    f"{place.host_name}: nobody listens at {host}, which is this node itself. A store of the first node "
+                    f"is at MASTER_ADDR, {address_of(0)} here"
+                )
+            return make(store, *args, **kwargs)
+
+        return call
+
+    replace_for_good("stores of other nodes", watched)
