@@ -90,7 +90,7 @@ def address_of(node: int) -> str:
 
 
 def enter(place: Place, masks: Mapping[str, str], directory: Path) -> None:
-    """Be a process on a node, until it ends. `directory`: for the files of the test, in which each node has a folder."""
+    """Be a process on a node, until it ends. In `directory`, with the files of the test, each node has a folder."""
     folder = directory / place.host_name
     for variable, name in _FOLDERS.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -149,4 +149,3 @@ def _keep_memory_apart(place: Place) -> None:
 
     vars_of_class: Any = SharedMemory
     vars_of_class.__init__ = make
-

@@ -1,9 +1,12 @@
 """Bodies of ranks that show an aspect of their test: an address, a check, a warning, a process that is left."""
 
 import ctypes
+import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import torch
@@ -36,8 +39,16 @@ def leaves_a_fork(rank):
         signal.pause()
 
 
+def is_alone(rank):
+    """It has a machine to itself, as far as it can tell."""
+    names = ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    place = tuple(os.environ.get(name) for name in names), socket.gethostname(), tempfile.gettempdir().split(os.sep)[-2]
+    assert place == ((str(rank), "0", "1"), f"node{rank}", f"node{rank}"), f"is not alone: {place}"
+
+
 def fails(rank):
     raise AssertionError("it fails")
 
 
-BODIES = {body.__name__: body for body in (has_an_address, reduces_nan, warns, leaves_a_process, leaves_a_fork, fails)}
+_OF_ASPECTS = (has_an_address, reduces_nan, warns, leaves_a_process, leaves_a_fork, is_alone, fails)
+BODIES = {body.__name__: body for body in _OF_ASPECTS}

@@ -24,6 +24,7 @@ from torch_testing_ext.launch import session
 from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, RankEnding
 from torch_testing_ext.launch.aspect import Aspect, in_force
 from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.aspects.nodes import NODES
 from torch_testing_ext.launch.aspects.remarks import Remarks
 from torch_testing_ext.launch.aspects.warnings_of_ranks import WARNINGS
 from torch_testing_ext.launch.aspects.world import SIZE
@@ -151,6 +152,11 @@ class EveryAspectTest(unittest.TestCase):
 
         self.each_kind_with("leftovers", check)
 
+    def test_nodes(self):
+        with mock.patch.dict(os.environ, {NODES.name: "2"}):
+            self.each_kind_with("nodes", lambda kind: self.assertEqual(run_kind(kind, "is_alone").outcome, "passed"))
+        self.assertIn("is not alone", run_kind(HostKind.FRESH, "is_alone").message)
+
     def test_faults_and_what_refuses_them(self):
         (aspect,) = (aspect for aspect in ASPECTS if aspect.name == "faults")
         for kind in (HostKind.FRESH, HostKind.KEPT, HostKind.THREADS, HostKind.OWN, HostKind.WORLD):
@@ -176,6 +182,7 @@ class DeclarationsTest(unittest.TestCase):
 
     def test_a_variable_carries_the_value_of_each_option(self):
         given = {"world_size": "4", "simulate": "8", "sanitize": "nan", "sanitize_order": "fail", "stream": "1"}
+        given["nodes"] = "2"
         declared = [option for aspect in ASPECTS for option in aspect.options if option.setting is not None]
         self.assertEqual({option.field for option in declared}, set(given), "an option is not tested")
         for option in declared:

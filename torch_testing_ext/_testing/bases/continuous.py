@@ -214,7 +214,8 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
             cls.rdvz_file = str(attempt.directory / "store")
             return attempt.job(_run_rank, cls, arguments={"rdvz_file": cls.rdvz_file}, fast_exit=bool(cls.fast_exit))
 
-        plan = TestPlan(launch.Case(cls.__qualname__), world_size, kinds=kinds_on(cls), keeps_port=True, nodes=cls._checked_nodes())
+        case, nodes = launch.Case(cls.__qualname__), cls._checked_nodes()
+        plan = TestPlan(case, world_size, kinds=kinds_on(cls), keeps_port=True, nodes=nodes)
         kept = KeptRanks(cls.__qualname__)
         cls.processes = [RankProcess(run, rank) for run in [kept.start(plan, make_job)] for rank in range(world_size)]
         cls._kept = kept

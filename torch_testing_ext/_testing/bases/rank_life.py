@@ -42,7 +42,8 @@ def run_rank(
     to import, so that later ranks can inherit them. `meets_peers` is false where ranks do not communicate.
     """
     rank_variables.set_variables_of_rank(context)
-    nodes_apart.keep_stores_apart(context.place)
+    if context.place.node:
+        nodes_apart.keep_stores_apart(context.place)
     prepare_rank(context, meets_peers)
     count = len(sys.modules)
     try:

@@ -1,0 +1,110 @@
+"""Tests as if on several machines: what each node has of its own, and faults that one machine hides."""
+
+import pytest
+from kit.files import subject
+from kit.pytest_runs import PytestCase, run_pytest
+from kit.runs import RunsCase, run_test
+
+from torch_testing_ext.common_utils import run_tests
+
+SUBJECT = subject(__file__, "nodes_of_tests.py")
+SOUND = ("test_place", "test_rendezvous", "test_memory_of_a_node", "Fresh.test_place", "Kept.test_place")
+# By the name of a test: what is said of it.
+FAULTS = {
+    "leader_of_the_world": "ranks 2, 3 of 4 failed: AssertionError",
+    "file_of_another_node": "ranks 2, 3 of 4 failed: AssertionError",
+    "localhost": "node1: nobody listens at localhost",
+    "shared_memory": "ranks 2, 3 of 4 raised FileNotFoundError",
+    "local_group_of_global_ranks": "of 4 failed: AssertionError",
+    "one_checkpoint_for_all_leaders": "raised FileExistsError",
+    "local_world_size_as_world_size": "of 4 failed: AssertionError",
+}
+OF_DEVICES = {
+    "device_of_the_rank": "invalid device ordinal 2: there are 2 fake accelerators",
+    "devices_as_world_size": "of 4 failed: AssertionError",
+}
+
+
+@pytest.mark.slow
+class NodesTest(PytestCase):
+    def test_nodes_and_faults(self):
+        run = run_pytest({"test_x.py": SUBJECT}, "-k", "not device")
+        expected = dict.fromkeys((*SOUND, "Kept.test_attribute_of_its_own"), "passed")
+        self.assertOutcomes(run, expected | {f"test_fault_{name}": "failed" for name in FAULTS})
+        for name, said in FAULTS.items():
+            self.assertIn(said, run.messages[f"test_fault_{name}"], name)
+
+    def test_on_one_machine_the_faults_pass(self):
+        source = SUBJECT.replace("nodes=2", "nodes=1").replace("nodes = 2", "nodes = 1")
+        run = run_pytest(
+            {"test_x.py": source}, "-k", "leader_of or localhost or shared_memory or one_checkpoint or file_of"
+        )
+        self.assertEqual({*run.outcomes.values()}, {"passed"}, run.text)
+
+    def test_devices_of_a_node(self):
+        run = run_pytest({"test_x.py": SUBJECT}, "-k", "device", "--fake-accelerators", "4")
+        expected = {"test_devices": "passed"} | {f"test_fault_{name}": "failed" for name in OF_DEVICES}
+        self.assertOutcomes(run, expected)
+        for name, said in OF_DEVICES.items():
+            self.assertIn(said, run.messages[f"test_fault_{name}"], name)
+
+
+BAD = """
+import pytest
+from torch_testing_ext.common_distributed import MultiThreadedTestCase
+
+@pytest.mark.world_size(3, nodes=2)
+def test_uneven(ranks): ...
+
+@pytest.mark.world_size(2, nodes=0)
+def test_none(ranks): ...
+
+class ThreadsTest(MultiThreadedTestCase):
+    nodes = 2
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+    def test_threads(self): ...
+"""
+OF_RUN = """
+import os
+import pytest
+
+@pytest.mark.world_size(2)
+def test_on_two(dist_env):
+    assert dist_env.node == dist_env.rank and os.environ["LOCAL_WORLD_SIZE"] == "1"
+
+@pytest.mark.world_size(3)
+def test_on_one(dist_env):
+    assert dist_env.node == 0 and dist_env.local_rank == dist_env.rank
+"""
+
+
+class OptionTest(PytestCase):
+    def test_bad_input(self):
+        run = run_pytest({"test_x.py": BAD})
+        self.assertIn("nodes is 2; 3 ranks cannot be shared out evenly among 2 nodes", run.text)
+        self.assertIn("nodes is 0; it must be a number of nodes, 1 or more", run.text)
+        self.assertIn("the test has 2 nodes: threads share the variables and folders", run.text)
+        self.assertNotIn("passed", run.outcomes.values())
+
+    def test_of_a_run(self):
+        run = run_pytest({"test_x.py": OF_RUN}, "--nodes", "2")
+        self.assertOutcomes(run, {"test_on_two": "passed", "test_on_one": "passed"})
+
+    @pytest.mark.slow
+    def test_whole_worlds_have_nodes(self):
+        run = run_pytest({"test_x.py": OF_RUN}, "--nodes", "4", "--simulate", "8", "-k", "on_two")
+        self.assertIn("assert (0 == 1", run.text)
+
+
+@pytest.mark.slow
+class RunnerTest(RunsCase):
+    def test_of_a_run(self):
+        self.write("test/test_x.py", OF_RUN)
+        run = run_test("--nodes", "2", "test", folder=self.folder)
+        self.assertEqual(run.returncode, 0, run.stdout)
+
+
+if __name__ == "__main__":
+    run_tests()
