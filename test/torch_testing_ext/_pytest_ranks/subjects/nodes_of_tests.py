@@ -48,6 +48,8 @@ def test_memory_of_a_node(dist_env):
     dist.barrier()
     if made:
         made.unlink()
+    # Python removes the memory that a process has only opened when that ends, too.
+    dist.barrier()
 
 
 class Fresh(MultiProcessTestCase):
@@ -110,9 +112,12 @@ def test_fault_shared_memory(dist_env):
         dist.broadcast_object_list(name)
         if not made:
             SharedMemory(name[0]).close()
+        dist.barrier()
     finally:
         if made:
             made.unlink()
+    # Python removes the memory that a process has only opened when that ends, too.
+    dist.barrier()
 
 
 @ON_TWO
