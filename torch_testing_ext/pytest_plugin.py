@@ -18,6 +18,7 @@ import functools
 import os
 import sys
 import types
+import typing
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -34,6 +35,7 @@ from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.launch.aspects.world import SIZE, SIZE_OF_MARKS
 
 if TYPE_CHECKING:
+    from torch_testing_ext.layouts import Layout
     from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn
 
 OPTION = "--drop-in"
@@ -41,6 +43,7 @@ _GROUP = "torch_testing_ext"
 _MARK = "world_size"
 T = TypeVar("T")
 _MARKS = (_MARK, "standalone", "faults")
+_LAYOUTS = "layouts"
 
 
 class _Hooks:
@@ -253,6 +256,9 @@ _EXPLANATIONS = (
     "isolated: run it in a new interpreter, not in ranks forked from pytest's process (torch_testing_ext)",
     "faults(*faults, within=None, must_reach=()): what happens to ranks of the test; the faults are those of "
     "torch_testing_ext.faults (torch_testing_ext)",
+    "layouts(*layouts, dtypes=(torch.float64,), data=..., sequence=..., save_after=1, generic=True, seed=1234, "
+    "timeout=None, devices=0, strict=False): train in the ranks of each layout, such as 'dp=2 tp=2', and compare every "
+    "tensor with the training in one rank; each layout is a test (torch_testing_ext)",
     "standalone(*, timeout=None): run the test and all of its fixtures in a new interpreter (torch_testing_ext)",
 )
 
@@ -281,6 +287,15 @@ def ranks() -> Ranks | None:
     return rank
 
 
+@pytest.fixture
+def layout(request: pytest.FixtureRequest) -> Layout:
+    """The layout under which a test with the mark `layouts` trains: a `Layout`, which each rank has its own of."""
+    if request.node.get_closest_marker(_LAYOUTS) is None:
+        pytest.fail("layout exists only in tests with the mark layouts: @pytest.mark.layouts('tp=2')", pytrace=False)
+    # Each rank calls the test with its own.
+    return typing.cast("Layout", None)
+
+
 @pytest.fixture(name="spawn")
 def _spawn() -> Spawn:
     """A function that runs another in ranks: `spawn(function, world_size, *args)`."""
@@ -302,6 +317,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from torch_testing_ext._pytest_ranks import marks
 
         marks.expand_world_sizes(metafunc)
+    if metafunc.definition.get_closest_marker(_LAYOUTS) is not None:
+        from torch_testing_ext._pytest_ranks import layouts_of_tests
+
+        layouts_of_tests.expand_layouts(metafunc)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -329,6 +348,11 @@ def _concerns_us(item: Any) -> bool:
 def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
     size = SIZE.value()
+    if item.get_closest_marker(_LAYOUTS) is not None:
+        from torch_testing_ext._pytest_ranks import layouts_of_tests
+
+        layouts_of_tests.set_up(item)
+        return
     if not _concerns_us(item):
         if size is not None:
             _require_ranks(item)

@@ -154,7 +154,7 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
 def _plan_of(item: Any, spec: RankSpec) -> TestPlan:
     timeout = spec.timeout or item.config.getoption("rank_timeout", None) or ranked_test_case.TIMEOUT_DEFAULT
     return TestPlan(
-        _case_of(item),
+        case_of_item(item),
         spec.world_size,
         timeout,
         launch.Expected(may_differ=may_differ(item.obj, item.cls)),
@@ -373,7 +373,7 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
         capture.resume()
 
 
-def _case_of(item: Any) -> launch.Case:
+def case_of_item(item: Any) -> launch.Case:
     show_command = item.stash.get(SHOW_COMMAND, "")
     return invocation.case_of(_name_of(item), str(item.path), _command(item), show_command)
 

@@ -228,6 +228,11 @@ def tear_down_session(session: Any) -> None:
 # -- tests of unittest
 
 
+def argument_names(item: Any) -> tuple[str, ...]:
+    """The fixtures and parameters with which pytest calls the function of a test."""
+    return tuple(item._fixtureinfo.argnames)
+
+
 def is_of_unittest(item: Any) -> bool:
     """Whether a test is a method of a unittest.TestCase."""
     return isinstance(item.parent, UnitTestCase)

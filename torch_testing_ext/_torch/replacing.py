@@ -165,6 +165,24 @@ TABLE: Mapping[str, Purpose] = {
     "copies in a world": Purpose(
         "hears of values that go to the host in a whole world", {"torch.Tensor": ("cpu",)}, lasts=True
     ),
+    "lower precision of a layout": Purpose(
+        "computes in float64 where a training that is compared asks for less",
+        {"torch.Tensor": ("to", "float", "half", "bfloat16")},
+        lasts=True,
+    ),
+    "dropout of a layout": Purpose(
+        "drops the same elements in all layouts of a training",
+        {"torch.nn.functional": ("dropout",)},
+        lasts=True,
+    ),
+    "norms of a layout": Purpose(
+        "looks at gradients before a training clips them",
+        {
+            "torch.nn.utils.clip_grad": ("_get_total_norm",),
+            "torch.nn.utils": ("get_total_norm",),
+        },
+        lasts=True,
+    ),
 }
 
 _MISSING: Any = object()

@@ -21,6 +21,7 @@ ROWS = (
     ("_testing.bases",),
     ("_testing.sharded",),
     ("_hypothesis",),
+    ("layouts",),
     ("_spmd",),
     (MIRROR,),
     ("upstream", "moving"),

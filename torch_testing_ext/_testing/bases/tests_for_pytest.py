@@ -43,7 +43,17 @@ class PytestTest:
 
 
 # The marks of pytest itself that decide how a test ends, or whether it runs.
-_DECISIVE = ("skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "world_size", "standalone")
+_DECISIVE = (
+    "skip",
+    "skipif",
+    "xfail",
+    "parametrize",
+    "usefixtures",
+    "filterwarnings",
+    "world_size",
+    "standalone",
+    "layouts",
+)
 
 
 def is_installed() -> bool:

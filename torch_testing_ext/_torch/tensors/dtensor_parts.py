@@ -180,3 +180,23 @@ def record_autograd(enabled: bool) -> None:
     """Turn autograd's events for profilers on or off. `torch.autograd._enable_record_function`: 2.11 to 2.15."""
     autograd: Any = torch.autograd
     autograd._enable_record_function(enabled)
+
+
+def indices_of_local(dtensor: Any) -> list[torch.Tensor | None]:
+    """For each dimension of a DTensor, which of its indices this rank holds; None for all of them.
+
+    `Shard._split_tensor`, `_StridedShard`: 2.11 to 2.15.
+    """
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
+    indices: list[torch.Tensor | None] = [None] * dtensor.dim()
+    for at, placement in enumerate(dtensor.placements):
+        if not isinstance(placement, (Shard, _StridedShard)):
+            continue
+        held = indices[placement.dim]
+        rows = torch.arange(dtensor.shape[placement.dim]) if held is None else held
+        factor = getattr(placement, "split_factor", None)
+        cut: Any = Shard(0) if factor is None else _StridedShard(0, split_factor=factor)
+        parts, _ = cut._split_tensor(rows, dtensor.device_mesh.size(at), with_padding=False, contiguous=False)
+        indices[placement.dim] = parts[dtensor.device_mesh.get_local_rank(at)]
+    return indices

@@ -109,6 +109,10 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
         devices = max(devices, spec.on(available).devices)
         backend = spec.backend
         timeout = spec.timeout or timeout or item.config.getoption("rank_timeout", None)
+    if item.get_closest_marker("layouts") is not None:
+        from torch_testing_ext._pytest_ranks import layouts_of_tests
+
+        world_size = layouts_of_tests.most_ranks_of(item)
     skip = item.get_closest_marker("skip")
     return Test(
         name,
@@ -117,7 +121,7 @@ def describe(test: PytestTest, name: TestId, available: int) -> Test:
         of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
         backend=backend,
         timeout=timeout,
-        has_ranks=spec is not None,
+        has_ranks=spec is not None or world_size > 1,
         is_whole_world=hasattr(function, WHOLE_WORLD),
         together=test.together,
         skip=_reason(skip) if skip is not None else None,

@@ -1,0 +1,177 @@
+"""The table of hypotheses, without ranks: each kind, those that fit together, and values that none explains."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.layouts.hypotheses import Hypotheses
+from torch_testing_ext.layouts.layout_text import places_of
+from torch_testing_ext.layouts.norm_hypotheses import reasons_for_norm
+from torch_testing_ext.layouts.tensor_parts import Part, whole_part
+
+WHOLE = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3).sin()
+ROWS = ([0, 1], [2, 3])
+
+
+def hypotheses(microbatches=1, **axes):
+    ranks = range(torch.tensor(list(axes.values())).prod())
+    return Hypotheses(axes, {rank: places_of(rank, axes) for rank in ranks}, microbatches)
+
+
+def whole_of(*values):
+    """Ranks that all should have the whole tensor."""
+    return {rank: (value, whole_part(value)) for rank, value in enumerate(values)}
+
+
+def rows_of(*values):
+    """Two ranks, each with half of the rows."""
+    return {rank: (value, Part((torch.tensor(ROWS[rank]), None))) for rank, value in enumerate(values)}
+
+
+TOP, BOTTOM = WHOLE[:2], WHOLE[2:]
+NAN = WHOLE.clone()
+NAN[0, 0] = float("nan")
+# What ranks hold, and the kinds and axes of the reasons.
+ONE_AXIS = (
+    ("right", whole_of(WHOLE, WHOLE), []),
+    ("zero", whole_of(WHOLE * 0, WHOLE * 0), [("zero", "")]),
+    ("zero on a rank", whole_of(WHOLE, WHOLE * 0), [("zero", "tp")]),
+    ("not finite", whole_of(WHOLE, NAN), [("not_finite", "tp")]),
+    ("twice", whole_of(2 * WHOLE, 2 * WHOLE), [("times", "tp")]),
+    ("half", whole_of(WHOLE / 2, WHOLE / 2), [("divided", "tp")]),
+    ("four times", whole_of(4 * WHOLE, 4 * WHOLE), [("times", "tp")]),
+    ("a quarter", whole_of(WHOLE / 4, WHOLE / 4), [("divided", "tp")]),
+    ("root", whole_of(2**0.5 * WHOLE, 2**0.5 * WHOLE), [("sqrt", "tp")]),
+    ("sign", whole_of(-WHOLE, -WHOLE), [("sign", "")]),
+    ("scaled", whole_of(1.7 * WHOLE, 1.7 * WHOLE), [("scaled", "")]),
+    ("shares", whole_of(0.3 * WHOLE, 0.7 * WHOLE), [("factors", ""), ("missing_sum", "tp")]),
+    ("parts of a sum", whole_of(WHOLE.cos(), WHOLE - WHOLE.cos()), [("missing_sum", "tp")]),
+    ("parts of a mean", whole_of(WHOLE + WHOLE.cos(), WHOLE - WHOLE.cos()), [("missing_mean", "tp")]),
+    ("parts of a multiple", whole_of(WHOLE.cos(), 3 * WHOLE - WHOLE.cos()), [("missing_scaled", "tp")]),
+    ("right on one", whole_of(WHOLE, WHOLE.cos()), [("unlike", "tp")]),
+    ("none", whole_of(WHOLE.cos(), WHOLE.exp()), [("unlike", "tp")]),
+    ("none, but alike", whole_of(WHOLE.cos(), WHOLE.cos()), []),
+    ("other parts", rows_of(BOTTOM, TOP), [("other_part", "tp")]),
+    ("one part twice", rows_of(TOP, TOP), [("other_part", "tp")]),
+    ("sum of parts", rows_of(TOP + BOTTOM, TOP + BOTTOM), [("parts_reduced", "tp")]),
+    ("mean of parts", rows_of((TOP + BOTTOM) / 2, (TOP + BOTTOM) / 2), [("parts_reduced", "tp")]),
+    ("twice the parts", rows_of(2 * TOP, 2 * BOTTOM), [("times", "tp")]),
+    ("shifted", whole_of(WHOLE.roll(1, 0), WHOLE.roll(1, 0)), [("shifted", "")]),
+    ("reversed", whole_of(WHOLE.flip(1), WHOLE.flip(1)), [("reversed", "")]),
+    ("rows", whole_of(WHOLE[[0, 2, 1, 3]], WHOLE[[0, 2, 1, 3]]), [("rows", "")]),
+)
+SQUARE = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3).sin()
+
+
+class HypothesesTest(TestCase):
+    def test_one_axis(self):
+        for name, held, kinds in ONE_AXIS:
+            with self.subTest(name):
+                whole = WHOLE
+                found = hypotheses(tp=2).of_tensor(whole, held)
+                self.assertEqual([(reason.kind, reason.axis) for reason in found], kinds)
+
+    def test_two_axes(self):
+        """Axes of one size cannot be told apart by a factor; of a sum, the axis is known."""
+        two = hypotheses(dp=2, tp=2)
+        twice = two.of_tensor(WHOLE, whole_of(*[2 * WHOLE] * 4))
+        self.assertEqual({(reason.kind, reason.axis) for reason in twice}, {("times", "dp"), ("times", "tp")})
+        a, b = WHOLE.cos(), WHOLE - WHOLE.cos()
+        self.assertEqual(two.of_tensor(WHOLE, whole_of(a, b, a, b))[0].axis, "tp")
+        self.assertEqual(two.of_tensor(WHOLE, whole_of(a, a, b, b))[0].axis, "dp")
+        quarters = (a / 2, b / 3, a / 2, 2 * b / 3)
+        self.assertEqual(two.of_tensor(WHOLE, whole_of(*quarters))[0].axis, "dp tp")
+        three = hypotheses(dp=3, tp=2).of_tensor(WHOLE, whole_of(*[3 * WHOLE] * 6))
+        self.assertEqual([(reason.kind, reason.axis) for reason in three], [("times", "dp")])
+
+    def test_microbatches(self):
+        found = hypotheses(microbatches=4, pp=2).of_tensor(WHOLE, whole_of(*[4 * WHOLE] * 2))
+        self.assertEqual([(reason.kind, reason.axis) for reason in found], [("times", "microbatches")])
+
+    def test_padding_and_small_parts(self):
+        padded = Part((torch.tensor([2, 3, -1]), None))
+        first = Part((torch.tensor([0, 1, -1]), None))
+        held = {0: (2 * first.of(WHOLE), first), 1: (2 * padded.of(WHOLE), padded)}
+        self.assertEqual([reason.kind for reason in hypotheses(tp=2).of_tensor(WHOLE, held)], ["times"])
+        one = torch.tensor([0.5], dtype=torch.float64)
+        self.assertEqual([r.kind for r in hypotheses(tp=2).of_tensor(one, whole_of(2 * one, 2 * one))], ["times"])
+        nothing = torch.zeros(3, dtype=torch.float64)
+        self.assertEqual(hypotheses(tp=2).of_tensor(nothing, whole_of(nothing + 1, nothing + 1)), [])
+
+    def test_other_tensors(self):
+        one = hypotheses(tp=2)
+        wholes = {"a": WHOLE, "b": WHOLE.cos()}
+        self.assertEqual(
+            one.of_others("a", wholes, whole_of(WHOLE.cos(), WHOLE.cos()))[0].text, "is b of the reference"
+        )
+        self.assertEqual(one.of_earlier(WHOLE, WHOLE.cos(), whole_of(WHOLE + WHOLE.cos()))[0].kind, "stale")
+        self.assertEqual(
+            one.of_update(WHOLE, WHOLE.cos(), whole_of(WHOLE + 2 * (WHOLE.cos() - WHOLE)))[0].kind, "update"
+        )
+        self.assertEqual(one.of_update(WHOLE, WHOLE.cos(), whole_of(WHOLE.exp())), [])
+        self.assertEqual(
+            [reason.kind for reason in one.of_tensor(SQUARE, whole_of(SQUARE.t(), SQUARE.t()))], ["transposed"]
+        )
+
+    def test_numbers(self):
+        """Every number is a multiple of another, so only exact ones are said."""
+        one = hypotheses(tp=2)
+        self.assertEqual([reason.kind for reason in one.of_number(3.0, {0: 6.0, 1: 6.0})], ["times"])
+        self.assertEqual([reason.kind for reason in one.of_number(3.0, {0: 1.0, 1: 2.0})], ["missing_sum"])
+        self.assertEqual(one.of_number(3.0, {0: 5.0, 1: 5.0}), [])
+        self.assertEqual([reason.axis for reason in one.of_number(3.0, {0: 2.0, 1: 4.0})], ["tp"])
+
+    def test_norms(self):
+        one = hypotheses(tp=2)
+        wholes = {"cut": WHOLE, "blocks.0.whole": WHOLE.cos(), "blocks.1.whole": WHOLE.exp()}
+        halves = {rank: (part.of(WHOLE), part) for rank, (_, part) in rows_of(TOP, BOTTOM).items()}
+        rest = {name: whole_of(wholes[name], wholes[name]) for name in list(wholes)[1:]}
+        held = {"cut": halves, **rest}
+        square = {name: float((whole**2).sum()) for name, whole in wholes.items()}
+        total, rest_of = sum(square.values()), square["blocks.0.whole"] + square["blocks.1.whole"]
+        own = [float((part.of(WHOLE) ** 2).sum()) + rest_of for _, part in halves.values()]
+        for name, squares, kind in (
+            ("counts replicas", [total + rest_of] * 2, "norm"),
+            ("is local", own, "norm_local"),
+            ("omits one", [total - square["blocks.0.whole"]] * 2, "norm_omits"),
+            ("omits one of all layers", [rest_of and square["cut"]] * 2, "norm_omits"),
+            ("has one twice", [total + square["cut"]] * 2, "norm_twice"),
+        ):
+            with self.subTest(name):
+                ratios = {rank: (each / total) ** 0.5 for rank, each in enumerate(squares)}
+                found = reasons_for_norm(one, wholes, held, ratios, ("dp",))
+                self.assertIn(kind, [reason.kind for reason in found])
+        self.assertEqual(reasons_for_norm(one, wholes, held, {0: 1.234, 1: 1.234}, ("dp",)), [])
+
+
+class HonestyTest(TestCase):
+    @pytest.mark.slow
+    @settings(max_examples=200, deadline=None)
+    @given(
+        st.integers(0, 2**31),
+        st.sampled_from([{"tp": 2}, {"dp": 2, "tp": 2}, {"dp": 3}]),
+        st.sampled_from([(4, 3), (6,), (1,), (2, 2, 3)]),
+        st.sampled_from(["times", "sum", "mean"]),
+    )
+    def test_a_reason_gives_the_reference(self, seed, axes, shape, kind):
+        """A reason is said only for values from which it makes the reference."""
+        generator = torch.Generator().manual_seed(seed)
+        whole = torch.randn(shape, generator=generator, dtype=torch.float64)
+        one = hypotheses(**axes)
+        ranks = len(one.places)
+        noise = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(ranks)]
+        self.assertFalse([r for r in one.of_tensor(whole, whole_of(*noise)) if not r.is_vague and whole.numel() > 1])
+        if kind == "times":
+            held = whole_of(*[ranks * whole] * ranks)
+        else:
+            mean = torch.stack(noise).mean(0)
+            parts = [each - mean + whole * (1 if kind == "mean" else 1 / ranks) for each in noise]
+            held = whole_of(*parts)
+        kinds = {reason.kind for reason in one.of_tensor(whole, held)}
+        expected = "times" if kind == "times" else f"missing_{kind}"
+        self.assertIn(expected, kinds)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,190 @@
+"""Trainings under layouts: sound ones are silent, planted mistakes are told, and bad input is refused in a sentence."""
+
+import contextlib
+
+import layout_programs as programs
+import pytest
+import torch
+from torch import nn
+
+from torch_testing_ext.common_distributed import RankError
+from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.layouts import LayoutError, check_layouts, layouts, tokens
+
+
+class LayoutCase(TestCase):
+    def alike(self, train, *texts, **options):
+        """Check that these layouts train alike, and that everything was compared. Returns their reports."""
+        reports = check_layouts(train, *texts, **options)
+        self.assertEqual([(report.layout, report.not_compared) for report in reports], [(text, {}) for text in texts])
+        return reports
+
+    def told(self, train, text, name, kind, axis, **options):
+        """Check that a mistake is told by the start of a name, and by the kind and axis of a reason."""
+        with self.assertRaises(LayoutError) as caught:
+            check_layouts(train, text, **options)
+        finding = caught.exception.reports[0].finding
+        self.assertIsNotNone(finding, caught.exception)
+        self.assertEqual(finding.name[: len(name)], name, caught.exception)
+        self.assertIn((kind, axis), [(reason.kind, reason.axis) for reason in finding.reasons], caught.exception)
+        return caught.exception
+
+    @contextlib.contextmanager
+    def refused(self, text, error=LayoutError):
+        with self.assertRaises(error) as caught:
+            yield
+        self.assertIn(text, str(caught.exception))
+
+
+def by_hand(*mistakes):
+    return lambda layout: programs.train_by_hand(layout, *mistakes)
+
+
+# A mistake, the layout that shows it, and what is told: tensor, kind, axis.
+BY_HAND = (
+    ("unreduced input", "tp=2", "blocks.1.norm.bias", "missing_sum", "tp"),
+    ("loss times tp", "tp=2", "loss", "times", "tp"),
+    ("unreduced dp", "dp=2", "head.bias", "missing_sum", "dp"),
+    ("unreduced head", "dp=2", "head.weight", "missing_sum", "dp"),
+    ("local norm", "tp=2", "norm", "norm_local", "tp"),
+    ("norm counts replicas", "tp=2", "norm", "norm", "tp"),
+    ("norm omits head", "tp=2", "norm", "norm_omits", ""),
+    ("local token counts", "dp=2", "loss", "weighted", ""),
+)
+
+
+class PlantedMistakesTest(LayoutCase):
+    def test_by_hand(self):
+        for mistake, *told in BY_HAND:
+            with self.subTest(mistake):
+                self.told(by_hand(mistake), *told)
+
+    def test_the_first_wrong_module(self):
+        """A mistake that no rule explains is told by its module."""
+        with self.assertRaises(LayoutError) as caught:
+            check_layouts(by_hand("unreduced output"), "tp=2")
+        self.assertIn(
+            "first wrong in forward: the output of blocks.0; after that of blocks.0.down", str(caught.exception)
+        )
+
+    def test_the_screen(self):
+        error = self.told(by_hand("unreduced head"), "dp=2", "head.weight", "missing_sum", "dp")
+        screen = error.failure.screen
+        self.assertEqual(screen.splitlines()[0], "dp=2 does not train as single: the gradient of head.weight, step 0")
+        self.assertIn("a reduction over dp is missing", " ".join(screen.split()).replace("- ", ""))
+        self.assertIn("head.weight", error.account)
+        self.assertEqual(error.reports[0].data()["tensor"], "head.weight")
+
+
+class SoundProgramsTest(LayoutCase):
+    def test_by_hand(self):
+        self.alike(by_hand(), "tp=2", "dp=2")
+
+    @pytest.mark.slow
+    def test_by_hand_on_four_ranks(self):
+        self.alike(by_hand(), "dp=2 tp=2", "tp=4", "tp=2 -> tp=2", "dp=2 -> single")
+
+    @layouts("dp=2")
+    def test_the_decorator(self, layout):
+        programs.train_by_hand(layout)
+
+
+def trains(parameter, layout, loss=lambda parameter, batch: (parameter * batch).sum(), lr=0.1):
+    """A model of one parameter."""
+    model = nn.ParameterList([nn.Parameter(parameter)])
+    layout.load(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    for batch in layout.batches(lambda step: torch.arange(8.0).reshape(4, 2) + step, steps=2):
+        value = loss(model[0], batch)
+        value.backward()
+        layout.step(model, optimizer, value)
+
+
+def ones():
+    return torch.ones(2)
+
+
+class RefusalsTest(LayoutCase):
+    def test_texts(self):
+        for text in ("tp2", "tp=0", "tp=2 tp=2", "", "=2", "tp=-1", "tp=2, dp=2", "single tp=2"):
+            with self.subTest(text), self.refused(f"{text!r} is no layout: write 'single', or axes", ValueError):
+                check_layouts(by_hand(), text)
+        with self.refused("no layout is given", ValueError):
+            check_layouts(by_hand())
+        with self.refused("layouts have no argument sed", TypeError):
+            check_layouts(by_hand(), "tp=2", sed=1)
+        with self.refused("it must be one rank", ValueError):
+            check_layouts(by_hand(), "tp=2", reference="tp=4")
+        with self.refused("@layouts needs layouts", TypeError):
+            layouts(by_hand())
+
+    def test_the_reference(self):
+        for text, train in (
+            ("all gradients are zero", lambda layout: trains(ones(), layout, lambda p, batch: (p * batch * 0).sum())),
+            ("no parameter moves", lambda layout: trains(ones(), layout, lr=0.0)),
+            (
+                "its loss is the same",
+                lambda layout: trains(
+                    ones(),
+                    layout,
+                    lambda p, _: (p * 0.0 + p.detach()).sum() * 0 + p.sum() * 0 + (p - p.detach()).sum() + 1,
+                ),
+            ),
+            (
+                "gradients are not finite: 0",
+                lambda layout: trains(ones(), layout, lambda p, _: (p * float("nan")).sum()),
+            ),
+            ("records no gradients", lambda layout: layout.load(nn.Linear(2, 2)) and None),
+            ("draws random numbers", lambda layout: trains(ones(), layout, lambda p, b: (p * torch.rand(2)).sum())),
+        ):
+            with self.subTest(text), self.refused(text):
+                check_layouts(train, "dp=2")
+
+    def test_layouts_that_say_nothing(self):
+        with self.refused("pp=2 cuts nothing: its ranks have the same samples and the same parameters"):
+            check_layouts(by_hand(), "pp=2")
+        with self.refused("dp=3: all 3 ranks raised ValueError: 4 samples do not divide over dp=3", RankError):
+            check_layouts(by_hand(), "dp=3")
+
+    def test_parameters(self):
+        def named(layout):
+            model = nn.ModuleDict({"layer" if layout.size("tp") == 1 else "layers": nn.Linear(2, 2)})
+            layout.load(model)
+            trains(ones(), layout)
+
+        def shaped(layout):
+            model = nn.Linear(2, 4 // layout.size("tp"))
+            layout.load(model)
+            (model(torch.ones(1, 2)).sum()).backward()
+            layout.step(model, torch.optim.SGD(model.parameters(), 0.1))
+
+        with self.refused("the reference has no parameter layers.", RankError):
+            check_layouts(named, "tp=2")
+        with self.refused(
+            "weight is [2, 2] here and [4, 2] in the reference, and nothing says how it is cut", RankError
+        ):
+            check_layouts(shaped, "tp=2")
+
+    def test_arrows(self):
+        with self.refused("this layout saves and loads: call layout.checkpoint(save, load)", RankError):
+            check_layouts(lambda layout: trains(ones(), layout), "single -> dp=2")
+        with self.refused("nothing is trained after loading"):
+            check_layouts(by_hand(), "single -> single", save_after=2)
+        with self.refused("has 2 arrows", ValueError):
+            check_layouts(by_hand(), "tp=2 -> dp=2 -> tp=2")
+
+
+class TokensTest(TestCase):
+    def test_rows_are_uneven(self):
+        torch.manual_seed(0)
+        ids, labels = tokens(50, 4, 12)
+        counted = (labels != -100).sum(1).tolist()
+        self.assertEqual(ids.shape, (4, 12))
+        self.assertEqual(len(set(counted)), 4)
+        self.assertTrue(all(counted))
+        _, labels = tokens(50, 4, 12, empty=True)
+        self.assertEqual((labels[2:] != -100).sum().item(), 0)
+
+
+if __name__ == "__main__":
+    run_tests()

@@ -1,0 +1,374 @@
+"""Compares a run of a layout with the reference, in the order in which a step makes its values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from torch_testing_ext.layouts.alignment import Alignment
+from torch_testing_ext.layouts.hypotheses import (
+    TOLERANCE,
+    Hypotheses,
+    Reason,
+    factor_of,
+    is_close,
+    largest,
+    listed,
+)
+from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
+from torch_testing_ext.layouts.norm_hypotheses import reasons_for_norm
+from torch_testing_ext.layouts.tensor_parts import Held
+from torch_testing_ext.layouts.training_looks import LOAD, ORDER, Key, LayoutRun, Setup
+
+# Of the largest element of its kind: below, a tensor counts as zero.
+_NOTHING = 1e-13
+# Of the largest gradient: what is below is rounding alone.
+_NOISE = 1e-10
+# In low precision: a difference may be so many times what one rounding error in each weight makes.
+_MOST_ROUNDING = 6.0
+_NUMBERS = ("loss", "value", "norm")
+_AFTER_GRADIENTS = ("clipped", "param", "state", "buffer")
+
+
+class Comparison:
+    """One run beside the reference. `controls`: runs of the reference with rounding errors, for low precision."""
+
+    def __init__(self, reference: LayoutRun, run: LayoutRun, setup: Setup, controls: Sequence[LayoutRun] = ()):
+        self.reference, self.run, self.setup, self.controls = reference, run, setup, controls
+        self.is_resumed = setup.phase == LOAD
+        at = (setup.first_step - 1, "param") if self.is_resumed else (-1, "start")
+        self.aligned = Alignment(reference, run, *at)
+        unit = setup.unit if controls else 0.0
+        self.hypotheses = Hypotheses(run.axes, run.places, run.microbatches, unit)
+        self.report = LayoutReport(run.text, not_compared=self.aligned.not_compared, seconds=run.seconds)
+        # How a loss follows from those of ranks, such as "mean dp": learnt in the first step.
+        self._law = ""
+        self._noise = self._parameters_of_noise() if not controls else set()
+
+    def judge(self) -> LayoutReport:
+        """Search the first step that has something wrong: as far as gradients and norm, then later kinds."""
+        found: list[LayoutFinding] = []
+        points = sorted(
+            {(step, kind) for step, kind, _ in self.run.looks if kind in ORDER},
+            key=lambda point: (point[0], ORDER.index(point[1])),
+        )
+        for step, kind in points:
+            if found and (step != found[0].step or kind in _AFTER_GRADIENTS):
+                break
+            finding = self._find(step, kind)
+            if finding is not None:
+                found.append(finding)
+                if kind in ("start", "data", "dropout"):
+                    break
+        if found:
+            # A loss that differs says little by itself.
+            first = next((each for each in found if each.is_explained), found[0])
+            self.report.finding, self.report.others = first, [each for each in found if each is not first]
+            return self.report
+        self.report.refusal = self._what_is_wrong_with_the_test()
+        return self.report
+
+    def _find(self, step: int, kind: str) -> LayoutFinding | None:
+        keys = [key for key in self.run.looks if key[:2] == (step, kind)]
+        if kind == "data":
+            return self._samples(step)
+        if kind == "dropout":
+            return self._dropout(step, keys)
+        if kind in _NUMBERS:
+            return next(filter(None, (self._number(key) for key in keys)), None)
+        finding = self._tensors(step, kind, keys)
+        is_loaded = self.is_resumed and step == self.setup.first_step - 1
+        if finding is None and (kind == "start" or (kind == "param" and is_loaded)):
+            uncovered = next(self.aligned.uncovered(), None)
+            if uncovered is not None:
+                finding = LayoutFinding(step, kind, uncovered[0], [Reason("uncovered", "", uncovered[1])])
+        if finding is not None:
+            finding.is_after_loading = is_loaded
+        return finding
+
+    # -- tensors
+
+    def _tensors(self, step: int, kind: str, keys: Sequence[Key]) -> LayoutFinding | None:
+        held: dict[str, Held] = {}
+        for key in keys:
+            for name, of_key in self.aligned.held(key).items():
+                held.setdefault(name, {}).update(of_key)
+        wholes = {name: whole for name in held if (whole := self.aligned.whole((step, kind, name))) is not None}
+        sizes: dict[str, float] = {}
+        for name, whole in wholes.items():
+            sizes[_group(kind, name)] = max(sizes.get(_group(kind, name), 0.0), largest(whole))
+        wrong: dict[str, float] = {}
+        for name, of_ranks in held.items():
+            off = self._off((step, kind, name), wholes[name], of_ranks, sizes[_group(kind, name)])
+            if off and kind in ("param", "state") and name.rpartition(" of ")[2] in self._noise:
+                reason = "its gradient is zero but for rounding, which the optimizer has enlarged"
+                self.report.not_compared[name] = reason
+                continue
+            self.report.compared += 1
+            if off:
+                wrong[name] = off
+        if not wrong:
+            return None
+        return self._explained(step, kind, wholes, held, wrong)
+
+    def _off(self, key: Key, whole: torch.Tensor, held: Held, of_kind: float) -> float:
+        """How far a tensor is off, relative; 0 if it is right."""
+        if self.controls:
+            controls = [control.of_reference(key) for control in self.controls]
+            ratio = _rounding_ratio(
+                whole, held, [each for each in controls if each is not None], of_kind, self.setup.unit
+            )
+            self.report.worst = max(self.report.worst, ratio)
+            return 0.0 if ratio <= _MOST_ROUNDING else ratio
+        scale = max(largest(whole), _NOTHING / TOLERANCE * of_kind, 1e-30)
+        off = 0.0
+        for local, part in held.values():
+            difference = largest(local.double() - part.of(whole).double())
+            off = max(off, difference) if difference == difference else math.inf
+        return 0.0 if off <= TOLERANCE * scale else off / scale
+
+    def _explained(
+        self, step: int, kind: str, wholes: dict[str, torch.Tensor], held: dict[str, Held], wrong: dict[str, float]
+    ) -> LayoutFinding:
+        names = [name for name in held if name in wrong]
+        if kind != "state":
+            names = [name for name in self.aligned.starts if name in wrong] or names
+        if kind in ("grad", "clipped"):
+            # A backward pass goes from the last to the first.
+            names.reverse()
+        best, reasons = names[0], list[Reason]()
+        for name in names:
+            reasons = self._reasons(step, kind, name, wholes, held[name])
+            if reasons:
+                best = name
+                break
+        if kind in ("grad", "clipped") and reasons and reasons[0].is_vague and len(wrong) > 0.9 * len(held):
+            reasons = self._of_norm(step, kind, wholes, held, best) or reasons
+        finding = LayoutFinding(step, kind, best, reasons, names, len(held), wrong[best])
+        is_shared = any(reason.kind.startswith("missing") for reason in reasons)
+        finding.shares = _shares(wholes[best], held[best], self.hypotheses.tolerance, is_shared)
+        if best != names[0]:
+            finding.notes.append(f"{names[0]}, nearer to the loss, differs too, but no simple rule explains it")
+        return finding
+
+    def _reasons(self, step: int, kind: str, name: str, wholes: dict[str, torch.Tensor], held: Held) -> list[Reason]:
+        whole = wholes[name]
+        reasons = self.hypotheses.of_tensor(whole, held)
+        says_little = not reasons or reasons[0].kind == "unlike"
+        if kind == "param" and says_little:
+            before = self.aligned.whole((step - 1, "param", name)) if step else self.aligned.starts.get(name)
+            reasons = (self.hypotheses.of_update(before, whole, held) if before is not None else []) or reasons
+        if kind == "grad" and step and (says_little or reasons[0].is_vague):
+            before = self.aligned.whole((step - 1, "grad", name))
+            reasons = (self.hypotheses.of_earlier(whole, before, held) if before is not None else []) or reasons
+        if kind in ("start", "param", "grad", "state") and (not reasons or reasons[0].kind == "unlike"):
+            reasons = self.hypotheses.of_others(name, wholes, held) or reasons
+        return reasons
+
+    def _of_norm(
+        self, step: int, kind: str, wholes: dict[str, torch.Tensor], held: dict[str, Held], name: str
+    ) -> list[Reason]:
+        """All clipped gradients have one factor in each rank: the reasons for which a norm is that much off."""
+        ratios = {}
+        for rank, (local, part) in held[name].items():
+            factor = factor_of(local, part.of(wholes[name]))
+            if not factor:
+                return []
+            ratios[rank] = 1 / factor
+        return reasons_for_norm(self.hypotheses, wholes, held, ratios, self.setup.data)
+
+    def _parameters_of_noise(self) -> set[str]:
+        """Parameters whose gradient would be zero, were it not for rounding: a key's bias before a softmax."""
+        sizes = {
+            (step, name): largest(look[0].local)
+            for (step, kind, name), look in self.reference.looks.items()
+            if kind == "grad" and look[0].local is not None
+        }
+        most = max(sizes.values(), default=0.0)
+        return {name for (_, name), size in sizes.items() if 0 < size < _NOISE * most}
+
+    # -- numbers
+
+    def _number(self, key: Key) -> LayoutFinding | None:
+        kind, name = key[1:]
+        whole = self.reference.of_reference(key)
+        if whole is None:
+            self.report.not_compared[name] = "the reference has not recorded it"
+            return None
+        wanted = float(whole.double().sum())
+        have = self._values(key)
+        self.report.compared += 1
+        if not have:
+            return None
+        bound = TOLERANCE * max(abs(wanted), 1e-12)
+        if self.controls:
+            moved = [float(each.double().sum()) for c in self.controls if (each := c.of_reference(key)) is not None]
+            bound = _MOST_ROUNDING * max([abs(each - wanted) for each in moved] + [self.setup.unit * abs(wanted)])
+
+        def right(value: float) -> bool:
+            return abs(value - wanted) <= bound
+
+        if all(map(right, have.values())):
+            return None
+        if kind != "norm":
+            laws = [law for law, values in self._laws(have) if all(map(right, values))]
+            if laws and (not self._law or self._law in laws):
+                self._law = self._law or laws[0]
+                return None
+        reasons: list[Reason] = []
+        if kind == "norm" and wanted:
+            reasons = self._reasons_for_norm(key[0], {rank: value / wanted for rank, value in have.items()})
+        reasons = reasons or self.hypotheses.of_number(wanted, have)
+        off = max(abs(value - wanted) for value in have.values()) / max(abs(wanted), 1e-30)
+        shares = {rank: f"has {value:.8g}, the reference {wanted:.8g}" for rank, value in have.items()}
+        return LayoutFinding(key[0], kind, name, reasons, [name], 1, off, shares)
+
+    def _values(self, key: Key) -> dict[int, float]:
+        """A number of each rank; of pipelines only those of the last stage."""
+        looks, last = self.run.looks[key], self.run.axes.get("pp", 1) - 1
+        values = {}
+        for rank, look in looks.items():
+            if look.local is None:
+                continue
+            if look.part is not None and look.part.partial:
+                members = look.part.partial[0]
+                values[rank] = sum(float(each) for m in members if (each := looks[m].local) is not None)
+            elif key[1] == "norm" or self.run.places[rank].get("pp", 0) == last:
+                values[rank] = float(look.local.double().sum())
+        return values
+
+    def _laws(self, have: dict[int, float]) -> list[tuple[str, list[float]]]:
+        """Ways in which the reference's number may follow from those of ranks: a name, and the value of each group."""
+        axes = [axis for axis in self.run.axes if axis in (*self.setup.data, *self.setup.sequence)]
+        found = []
+        for over in (each for n in range(1, len(axes) + 1) for each in itertools.combinations(axes, n)):
+            sums = [sum(have[rank] for rank in group) for group in self.run.groups(over, list(have))]
+            size = math.prod(self.run.axes[axis] for axis in over)
+            found += [(f"sum {over}", sums), (f"mean {over}", [value / size for value in sums])]
+        return found
+
+    def _reasons_for_norm(self, step: int, ratios: dict[int, float]) -> list[Reason]:
+        held: dict[str, Held] = {}
+        for key in [key for key in self.run.looks if key[:2] == (step, "grad")]:
+            for name, of_key in self.aligned.held(key).items():
+                held.setdefault(name, {}).update(of_key)
+        wholes = {name: whole for name in held if (whole := self.aligned.whole((step, "grad", name))) is not None}
+        return reasons_for_norm(self.hypotheses, wholes, held, ratios, self.setup.data)
+
+    # -- samples and dropout
+
+    def _samples(self, step: int) -> LayoutFinding | None:
+        """Over the data axes together, each sample of the reference's step must be used once."""
+        key = (step, "data", "samples")
+        whole = self.reference.of_reference(key)
+        if any(self.run.axes.get(axis, 1) > 1 for axis in self.setup.sequence):
+            self.report.not_compared["the samples"] = "a sequence axis cuts them"
+            return None
+        if whole is None:
+            return None
+        rows = {rank: look.local.tolist() for rank, look in self.run.looks[key].items() if look.local is not None}
+        axes = [axis for axis in self.run.axes if axis in self.setup.data]
+        want = Counter(whole.tolist())
+        self.report.compared += 1
+        for group in self.run.groups(axes, list(rows)):
+            have: Counter[int] = Counter()
+            for rank in group:
+                have.update(rows[rank])
+            if have != want:
+                more, never = sum((have - want).values()), sum((want - have).values())
+                used = f"{never} {_be(never)} not used, and {more} {_be(more)} used too often"
+                text = f"of {sum(want.values())} samples of the reference, {used}"
+                if len({tuple(rows[rank]) for rank in group}) == 1 < len(group):
+                    text += f"; ranks {listed(group)} have the same ones"
+                return LayoutFinding(step, "data", "samples", [Reason("samples", " ".join(axes), text)])
+        return None
+
+    def _dropout(self, step: int, keys: Sequence[Key]) -> LayoutFinding | None:
+        """Along axes that cut no samples, ranks with the same input must draw the same mask, others must not."""
+        whole = (*self.setup.data, *self.setup.sequence, "pp")
+        for key in keys:
+            notes = {
+                rank: tuple(look.local.tolist()) for rank, look in self.run.looks[key].items() if look.local is not None
+            }
+            for axis in (each for each in self.run.axes if each not in whole):
+                for group in self.run.groups([axis], list(notes)):
+                    inputs, masks = {notes[rank][0] for rank in group}, {notes[rank][1] for rank in group}
+                    if len(inputs) == 1 < len(masks):
+                        text = f"ranks along {axis} have the same input and drop other elements of it"
+                        return LayoutFinding(step, "dropout", key[2], [Reason("dropout_unlike", axis, text)])
+                    if len(inputs) == len(group) > 1 == len(masks):
+                        text = f"ranks along {axis} have different parts and drop the same elements of each"
+                        return LayoutFinding(step, "dropout", key[2], [Reason("dropout_alike", axis, text)])
+        return None
+
+    # -- whether a green would say something
+
+    def _what_is_wrong_with_the_test(self) -> str:
+        if not self.report.compared:
+            return f"{self.run.text}: nothing could be compared: call layout.step, or layout.watch"
+        if self.run.steps != self.reference.steps and self.setup.end_step is None:
+            mine, other = self.run.steps - 1, self.reference.steps - 1
+            return f"{self.run.text} stopped after step {mine}, the reference after step {other}"
+        for axis, size in self.run.axes.items():
+            if size > 1 and not self._cuts(axis):
+                return f"{axis}={size} cuts nothing: its ranks have the same samples and the same parameters"
+        return ""
+
+    def _cuts(self, axis: str) -> bool:
+        """Whether samples, parameters, their names or a loss differ along an axis."""
+        looks = {key: of for key, of in self.run.looks.items() if key[1] in ("data", "start", "param", "loss", "value")}
+        for group in self.run.groups([axis]):
+            for of_ranks in looks.values():
+                seen = [look.local for rank in group if (look := of_ranks.get(rank)) is not None]
+                if any(local is None for local in seen) or len(seen) not in (0, len(group)):
+                    return True
+                first = seen[0] if seen else None
+                if any(local is not None and first is not None and not torch.equal(local, first) for local in seen):
+                    return True
+        return False
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _group(kind: str, name: str) -> str:
+    """The states of one key have one size; those of another may have another."""
+    return name.partition(" of ")[0] if kind == "state" else ""
+
+
+def _rounding_ratio(
+    whole: torch.Tensor, held: Held, controls: Sequence[torch.Tensor], of_kind: float, unit: float
+) -> float:
+    """The difference as a multiple of what one rounding error in each weight makes."""
+
+    def root(tensor: torch.Tensor) -> float:
+        return float(tensor.double().pow(2).mean().sqrt()) if tensor.numel() else 0.0
+
+    floor = unit * max(root(whole), 1e-3 * unit * of_kind) + 1e-30
+    moved = max([root(control.double() - whole.double()) for control in controls], default=0.0)
+    worst = max(root(local.double() - part.of(whole).double()) for local, part in held.values())
+    return worst / max(moved, floor) if worst == worst else math.inf
+
+
+def _shares(whole: torch.Tensor, held: Held, tolerance: float, explained: bool) -> dict[int, str]:
+    """What each rank has of its part of the reference, in words. `explained`: they have shares of it."""
+    found = {}
+    scale = largest(whole) or 1.0
+    for rank, (local, part) in held.items():
+        want = part.of(whole)
+        factor = factor_of(local, want)
+        if is_close(local, want, scale, tolerance):
+            found[rank] = "agrees"
+        elif factor is not None and is_close(local, factor * want, scale * max(1.0, abs(factor)), tolerance):
+            found[rank] = f"has {factor:.4g} times the reference"
+        else:
+            off = largest(local.double() - want.double()) / scale
+            found[rank] = (
+                f"has {factor:.2f} of the reference" if factor is not None and explained else f"off by {off:.2g}"
+            )
+    return found

@@ -1,0 +1,228 @@
+"""What further runs say of a failure: how much each sample counts, and the first module whose values differ. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from torch_testing_ext.layouts.alignment import Alignment
+from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close, largest
+from torch_testing_ext.layouts.layout_findings import LayoutFinding
+from torch_testing_ext.layouts.training_looks import (
+    OUTPUT,
+    OUTPUT_GRADIENT,
+    SAMPLE,
+    LayoutRun,
+    ProbedCall,
+    Setup,
+    TensorLook,
+)
+
+_MOST_SPANS = 8
+_AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
+
+
+def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignment, chunks: int) -> list[Reason]:
+    """How much each sample of the first batch counts in the gradients, beside what it counts in the reference.
+
+    `alone`: gradients of each part of a sample. `chunks`: the parts of a sample.
+    """
+    names = [name for step, kind, name in reference.looks if (step, kind) == (0, "grad")]
+    names = [name for name in names if (0, SAMPLE, name) in alone.looks]
+    parts = 1 + max((part for part, kind, _ in alone.looks if kind == SAMPLE), default=-1)
+    if not names or not parts:
+        return []
+    wholes = {name: whole for name in names if (whole := aligned.whole((0, "grad", name))) is not None}
+
+    def flat(value: Callable[[str], torch.Tensor | None]) -> torch.Tensor:
+        values = [(value(name), whole) for name, whole in wholes.items()]
+        return torch.cat([(whole * 0 if each is None else each).double().flatten() for each, whole in values])
+
+    one = [flat(lambda name, part=part: alone.of_reference((part, SAMPLE, name))) for part in range(parts)]  # type: ignore[misc]
+    # Others have no labels.
+    counted = [part for part in range(parts) if bool(one[part].isfinite().all()) and bool(one[part].any())]
+    if not counted:
+        return []
+    basis = torch.stack([one[part] for part in counted], 1)
+    right, have = flat(wholes.__getitem__), flat(lambda name: _assembled(aligned, name, wholes[name]))
+    solutions = []
+    for gradient in (right, have):
+        solution = torch.linalg.lstsq(basis, gradient[:, None], driver="gelsd").solution[:, 0]
+        if float((basis @ solution - gradient).norm()) > 1e-5 * float(gradient.norm()):
+            return []
+        solutions.append(solution)
+    if float(solutions[0].abs().min()) < 1e-9:
+        return []
+    return [_reason_of_counts(counted, (solutions[1] / solutions[0]).tolist(), chunks)]
+
+
+def _assembled(aligned: Alignment, name: str, like: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros_like(like)
+    for key in [key for key in aligned.run.looks if key[:2] == (0, "grad")]:
+        for local, part in aligned.held(key).get(name, {}).values():
+            part.put(local, whole)
+    return whole
+
+
+def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: int) -> Reason:
+    spans: list[tuple[int, int, float, int]] = []
+    for part, value in sorted(zip(counted, counts, strict=True), key=lambda pair: (pair[0] % chunks, pair[0])):
+        sample, chunk = divmod(part, chunks)
+        if spans and abs(spans[-1][2] - value) < 1e-6 and spans[-1][3] == chunk:
+            spans[-1] = (spans[-1][0], sample, value, chunk)
+        else:
+            spans.append((sample, sample, value, chunk))
+    said = []
+    for first, last, value, chunk in spans[:_MOST_SPANS]:
+        where = f" in part {chunk} of the sequence" if chunks > 1 else ""
+        said.append(f"{first if first == last else f'{first}-{last}'}{where} {value:.4g}")
+    averages = "parts that count other than by their sizes, as in an average of averages"
+    why = averages if min(counts) > 1e-6 else "samples that are left out or counted twice"
+    text = f"samples count in the gradients, for 1 in the reference: {', '.join(said)} ({why})"
+    return Reason("weighted" if len(spans) > 1 else "scaled", "", text)
+
+
+class ModuleSearch:
+    """The first module whose output, or the gradient of that, differs, in the order of the reference."""
+
+    def __init__(self, reference: LayoutRun, run: LayoutRun, setup: Setup, step: int):
+        self.reference, self.run, self.setup, self.step = reference, run, setup, step
+        self._rows = self._rows_of_ranks()
+        self._data_ranks = math.prod(size for axis, size in run.axes.items() if axis in setup.data)
+
+    def add_to(self, finding: LayoutFinding) -> None:
+        """Say in a finding where values first differ, with the calls in between."""
+        for kind, direction, what in (
+            (OUTPUT, "forward", "the output"),
+            (OUTPUT_GRADIENT, "backward", "the gradient of the output"),
+        ):
+            last, fine, unsure = "", 0, 0
+            for name in self._names(kind):
+                verdict = self._verdict(kind, name)
+                if verdict == _DIFFERS:
+                    self._tell(finding, kind, direction, what, name, last)
+                    return
+                fine, unsure = fine + (verdict != _UNKNOWN), unsure + (verdict == _UNKNOWN)
+                last = last if verdict == _UNKNOWN else name
+            if fine:
+                more = f" ({unsure} cannot be compared)" if unsure else ""
+                finding.notes.append(f"in {direction}, what {fine} modules return agrees{more}")
+
+    def _tell(self, finding: LayoutFinding, kind: str, direction: str, what: str, name: str, last: str) -> None:
+        after = f"; after that of {last}, which agrees" if last else ""
+        finding.notes.append(f"first wrong in {direction}: {what} of {name or 'the model'}{after}")
+        if kind == OUTPUT_GRADIENT and not last:
+            if not finding.is_explained:
+                finding.reasons += self._counts_in_loss(name)
+            finding.notes.append("so it is the loss, or what it is given beside the model's output, such as labels")
+        calls = [call.text for call in self._calls(0, kind, last, name)]
+        finding.notes.append(f"  rank 0 calls in between: {', '.join(calls[-3:]) or 'none'}")
+        for rank in self.run.ranks:
+            called = self._calls(rank, kind, last, name)
+            site = next((call.site for call in reversed(called) if call.site is not None), None)
+            if site is not None:
+                finding.sites[rank] = site
+
+    def _names(self, kind: str) -> list[str]:
+        order = self.reference.ranks[0].order
+        names = dict.fromkeys(event[1] for event in order if not isinstance(event, ProbedCall) and event[0] == kind)
+        return [name for name in names if (self.step, kind, name) in self.run.looks]
+
+    def _calls(self, rank: int, kind: str, last: str, name: str) -> list[ProbedCall]:
+        """The collectives of a rank between one module and another."""
+        found, is_between = list[ProbedCall](), not last
+        for event in self.run.ranks[rank].order:
+            if isinstance(event, ProbedCall):
+                found += [event] if is_between else []
+            elif event == (kind, name) and is_between:
+                break
+            elif event == (kind, last):
+                is_between, found = True, []
+        return found
+
+    def _rows_of_ranks(self) -> dict[int, list[int]]:
+        """The samples of the reference's batch that each rank has, in the order of its microbatches, if it is known."""
+        key = (self.step, "data", "samples")
+        whole = self.reference.of_reference(key)
+        if whole is None:
+            return {}
+        at = {digest: number for number, digest in enumerate(whole.tolist())}
+        looks = self.run.looks.get(key, {})
+        rows = {r: [at.get(d, -1) for d in look.local.tolist()] for r, look in looks.items() if look.local is not None}
+        return {rank: of_rank for rank, of_rank in rows.items() if of_rank and min(of_rank) >= 0}
+
+    def _verdict(self, kind: str, name: str) -> str:
+        """Whether these are a cut, or shares, of the reference's activation, by samples and whichever axis fits."""
+        whole = self.reference.of_reference((self.step, kind, name))
+        looks = self.run.looks[self.step, kind, name]
+        if whole is None:
+            return _UNKNOWN
+        want = {}
+        for rank, look in looks.items():
+            part = None if look.local is None else self._part(whole, rank, look)
+            if part is None:
+                return _UNKNOWN
+            want[rank] = part
+        have = {rank: look.local for rank, look in looks.items() if look.local is not None}
+        scale = largest(whole) or 1.0
+        for factor in {1, self._data_ranks} if kind == OUTPUT_GRADIENT else {1}:
+
+            def same(rank: int, value: torch.Tensor, factor: int = factor) -> bool:
+                return is_close(value, factor * want[rank], scale * factor, 1e-7)
+
+            if all(same(rank, value) for rank, value in have.items()):
+                return _AGREES
+            for axis in (each for each in self.run.axes if each not in self.setup.data):
+                groups = self.run.groups([axis], list(have))
+                if all(same(group[0], torch.stack([have[r] for r in group]).sum(0)) for group in groups):
+                    return _SHARES
+        return _DIFFERS
+
+    def _part(self, whole: torch.Tensor, rank: int, look: TensorLook) -> torch.Tensor | None:
+        local, places = look.local, self.run.places[rank]
+        assert local is not None
+        part = whole
+        rows = self._rows.get(rank) or next(self._rows_beside(rank), None)
+        if rows and part.dim() and local.dim() and local.shape[0] == len(rows) <= part.shape[0]:
+            part = part[rows]
+        for dim, axes in enumerate((self.setup.data, self.setup.sequence)):
+            for axis in (each for each in self.run.axes if each in axes):
+                if dim < min(part.dim(), local.dim()) and part.shape[dim] > local.shape[dim]:
+                    part = part.chunk(self.run.axes[axis], dim)[places[axis]]
+        for dim in range(min(part.dim(), local.dim())):
+            for axis, size in self.run.axes.items():
+                if axis not in self.setup.data and part.shape[dim] == size * local.shape[dim]:
+                    part = part.chunk(size, dim)[places[axis]]
+        return part if part.shape == local.shape else None
+
+    def _rows_beside(self, rank: int) -> Iterator[list[int]]:
+        """The samples of other stages and shards, which are those of this rank."""
+        for group in self.run.groups(["pp", "tp"]):
+            if rank in group:
+                yield from (self._rows[other] for other in group if other in self._rows)
+
+    def _counts_in_loss(self, name: str) -> list[Reason]:
+        """The gradient of the model's output is, sample by sample, a multiple of the reference's."""
+        key = (self.step, OUTPUT_GRADIENT, name)
+        whole = self.reference.of_reference(key)
+        factors: dict[int, float] = {}
+        for rank, look in self.run.looks[key].items():
+            if whole is None or look.local is None:
+                return []
+            for row, sample in zip(look.local.double(), self._rows.get(rank, []), strict=False):
+                wanted = whole[sample].double()
+                factor = factor_of(row, wanted) if row.shape == wanted.shape else None
+                if factor is None or not is_close(row, factor * wanted, largest(wanted) * max(1.0, abs(factor)), 1e-6):
+                    return []
+                factors[sample] = factor
+        values = sorted(factors.values())
+        if len(values) < 2 or values[-1] - values[0] < 1e-6 * abs(values[-1]):
+            return []
+        by_value: dict[float, list[int]] = {}
+        for sample, value in sorted(factors.items()):
+            by_value.setdefault(round(value / self._data_ranks, 5), []).append(sample)
+        said = [f"{', '.join(map(str, samples))}: {value:.4g}" for value, samples in by_value.items()]
+        text = f"samples count in the loss, beside the reference and up to one factor: {'; '.join(said[:_MOST_SPANS])}"
+        return [Reason("weighted", "", text)]
