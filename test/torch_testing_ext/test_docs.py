@@ -52,7 +52,7 @@ class DocsTest(unittest.TestCase):
     def run_file(self, file):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        is_for_pytest = "pytest.mark" in file.read_text(encoding="utf-8")
+        is_for_pytest = "run_tests()" not in file.read_text(encoding="utf-8")
         runner = ["-m", "pytest", "-p", "torch_testing_ext.pytest_plugin", "-p", "no:cacheprovider"]
         command = [*(runner if is_for_pytest else []), file.name]
         done = run_warm(*command, cwd=file.parent, env={**environ, "PYTHONPATH": path})

@@ -23,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PAGE = ROOT / "docs" / "guides" / "write-a-report.md"
+PAGE = ROOT / "docs" / "contribute" / "write-a-report.md"
 FILE = "test/distributed/test_x.py"
 SIMPLE = """
 import unittest
