@@ -69,7 +69,7 @@ ANSWERS = {
     "find why it hangs": ("guides/debug.md", "## Find a hang"),
     "run only what my change affects": ("guides/faster.md", "torchtest --affected"),
     "give me JUnit": ("reference/cheat-sheet.md", "| get JUnit, HTML | `torchtest --junitxml report.xml"),
-    "debug rank 1": ("guides/debug.md", "torchtest --trace tests/test_sum.py::test_sum --debug-rank 1"),
+    "debug rank 1": ("guides/debug.md", "torchtest --trace=1 tests/test_sum.py::test_sum"),
     "use GPUs 0 and 2": ("get-started/gpus.md", "torchtest --gpus 0,2"),
     "run on Slurm": ("guides/cluster.md", "torchtest --cluster slurm --cluster-nodes 2"),
     "move my DeepSpeed tests": ("migrate/deepspeed.md", "torchtest moving deepspeed tests/unit"),

@@ -283,7 +283,7 @@ class WordsTest(unittest.TestCase):
         self.assertEqual(KnownFile(Path("known.toml"), (known,)).strangers(["T::test", "other"]), [])
 
     def test_the_command_to_run_again(self):
-        words = ("--sweep", "kill", "--sweep-points", "steps", "--sweep-fail", "hang")
+        words = ("--sweep", "kill", "-o", "sweep.points=steps", "-o", "sweep.fail=hang")
         self.assertIn(" ".join(words), run_again.command(self.read(*words)))
 
     def test_mistakes(self):
@@ -301,13 +301,13 @@ class WordsTest(unittest.TestCase):
             (("--sweep", "raises(Nothing)"), "'Nothing' is not an exception of Python"),
             (("--sweep", "raises(UnicodeDecodeError)"), "give an exception that is made"),
             (("--sweep", "stop(print())"), "'print()' is not a fault"),
-            (("--sweep", "kill", "--sweep-points", "call"), "'call' is not one of calls, steps, all"),
-            (("--sweep", "kill", "--sweep-within", "0"), "not a positive number of seconds"),
-            (("--sweep", "kill", "--sweep-fail", "error"), "'error' is not one of nothing, hang"),
-            (("--sweep-fail", "hang"), "--sweep-fail needs --sweep"),
+            (("--sweep", "kill", "-o", "sweep.points=call"), "'call' is not one of calls, steps, all"),
+            (("--sweep", "kill", "-o", "sweep.within=0"), "not a positive number of seconds"),
+            (("--sweep", "kill", "-o", "sweep.fail=error"), "'error' is not one of nothing, hang"),
+            (("-o", "sweep.fail=hang"), "-o sweep.fail needs --sweep"),
             (("--sweep", "kill", "--pdb"), "--sweep and --pdb cannot be combined"),
             (("--sweep", "kill", "--trace"), "--sweep and --trace cannot be combined"),
-            (("--sweep", "kill", "--sweep-known", "none.toml"), "No such file"),
+            (("--sweep", "kill", "-o", "sweep.known=none.toml"), "No such file"),
         ):
             with self.subTest(words=words), self.assertRaises(UsageError) as caught:
                 self.read(*words)
@@ -335,7 +335,7 @@ class WordsTest(unittest.TestCase):
             with self.subTest(told=told), tempfile.TemporaryDirectory() as folder:
                 file = write(Path(folder), "known.toml", content)
                 with self.assertRaises(UsageError) as caught:
-                    self.read("--sweep", "kill", "--sweep-known", str(file))
+                    self.read("--sweep", "kill", "-o", f"sweep.known={file}")
                 self.assertIn(told, str(caught.exception))
 
 

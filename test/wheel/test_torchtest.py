@@ -112,7 +112,7 @@ def test_whole_world(project: Stranger) -> None:
 
 
 def test_sweep(project: Stranger) -> None:
-    printed = project.types("torchtest --sweep kill --sweep-within 3 test_ranks.py")
+    printed = project.types("torchtest --sweep kill -o sweep.within=3 test_ranks.py")
     assert re.search(r"(?m)^  kill +ranks 0, 1$", printed), printed
     assert re.search(r"(?m)^  call\(1\) ", printed), printed
 

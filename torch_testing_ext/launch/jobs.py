@@ -52,14 +52,14 @@ class Sanitize:
     kinds: frozenset[SanitizeKind] = frozenset()
     fails_for_order: bool = False
     # The seed of the delays.
-    shake: int | None = None
+    delays: int | None = None
     # The faults of the test, found by the numbers of the calls in the log.
     faults: FaultPlan | None = None
     # The ranks have a recorder of their own, for which they inherit the hook on operations.
     is_recorded: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.kinds) or self.shake is not None
+        return bool(self.kinds) or self.delays is not None
 
     def with_faults(self, plan: FaultPlan | None) -> Sanitize:
         """Have these faults happen, too."""
@@ -68,10 +68,10 @@ class Sanitize:
     @property
     def note(self) -> str:
         """Say how to run a test again with the same delays; "" without delays."""
-        if self.shake is None:
+        if self.delays is None:
             return ""
-        again = f"--shake=1:{self.shake}, or TORCH_TESTING_EXT_SHAKE={self.shake}"
-        return f"Collectives were delayed at random, with seed {self.shake}. To repeat the delays: {again}"
+        again = f"--delays={self.delays}, or TORCH_TESTING_EXT_DELAYS={self.delays}"
+        return f"Collectives were delayed at random, with seed {self.delays}. To repeat the delays: {again}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The file of --sweep-known: the hangs that a sweep may find."""
+"""The file of the setting sweep.known: the hangs that a sweep may find."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_testing_ext.faults import KnownFailure, PlannedFault, fault_of_text
 
 @dataclass(frozen=True)
 class KnownFile:
-    """The file of --sweep-known."""
+    """The file of the setting sweep.known."""
 
     path: Path
     hangs: tuple[KnownFailure, ...]
@@ -40,17 +40,17 @@ def read_known_hangs(file: Path) -> KnownFile:
         written = file.read_text(encoding="utf-8")
         content = read_toml(written)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--sweep-known {file}: {error}") from None
+        raise ValueError(f"sweep.known={file}: {error}") from None
     for name in content.keys() - {"known"}:
-        raise ValueError(f"--sweep-known {file}: {name} is not a table of this file. Write [[known]]")
+        raise ValueError(f"sweep.known={file}: {name} is not a table of this file. Write [[known]]")
     tables = content.get("known", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        raise ValueError(f"--sweep-known {file}: write [[known]], in double brackets, before each known hang")
+        raise ValueError(f"sweep.known={file}: write [[known]], in double brackets, before each known hang")
     places = [f"line {n}" for n, line in enumerate(written.splitlines(), 1) if _TABLE.match(line)]
     if len(places) != len(tables):
         # They need not have lines of their own.
         places = [f"number {n}" for n in range(1, len(tables) + 1)]
-    wheres = [f"--sweep-known {file}, [[known]] {place}" for place in places]
+    wheres = [f"sweep.known={file}, [[known]] {place}" for place in places]
     hangs = (_known_hang(where, table) for where, table in zip(wheres, tables, strict=True))
     return KnownFile(file, tuple(hangs))
 

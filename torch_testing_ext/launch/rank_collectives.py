@@ -41,7 +41,7 @@ def begin_sanitizing(rank: int, wanted: Sanitize | None, log: Path) -> None:
     if wanted:
         from torch_testing_ext._collectives.sanitizer import rank_sanitizer
 
-        rank_sanitizer.of_process.begin(rank, wanted.kinds, wanted.shake, log, wanted.faults, _wait_for_peers)
+        rank_sanitizer.of_process.begin(rank, wanted.kinds, wanted.delays, log, wanted.faults, _wait_for_peers)
 
 
 def _wait_for_peers() -> None:

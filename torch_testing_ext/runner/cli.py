@@ -17,7 +17,7 @@ from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext._tests.kept_failures import CACHE
 
 from .model import ExitCode, exit_code
-from .options import Action, CannotRun, UsageError, layers, sources
+from .options import CannotRun, UsageError, layers, sources
 from .options.commands import COMMANDS
 from .options.sources import ConfiguredOptions
 
@@ -61,6 +61,9 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
     match command:
         case "":
             return _execute(configured, root)
+        case "config":
+            print(sources.show_options(configured))
+            return ExitCode.PASSED
         case "report":
             return _make_reports(configured)
         case "why":
@@ -139,11 +142,7 @@ def _discard_stdout() -> None:
 
 
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
-    """Run, list, or show the configuration."""
-    if configured.options.action is Action.SHOW_CONFIG:
-        print(sources.show_options(configured))
-        return ExitCode.PASSED
-
+    """Run or list tests."""
     from . import aspects_of_run, run_session
 
     options = configured.options

@@ -215,7 +215,7 @@ def _open_site(options: Options, root: Path, files: Sequence[str]) -> AbstractCo
 
 
 def _first(work: Work, earlier: EarlierRuns) -> Priority:
-    return priority(work.options, earlier.last_failed.failed)
+    return priority(work.options)
 
 
 # -- from names to work

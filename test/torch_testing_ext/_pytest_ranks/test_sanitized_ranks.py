@@ -35,7 +35,7 @@ class SanitizedRanksTest(PytestCase):
 
     def test_settings(self) -> None:
         tests = ("test_x.py::test_op", "test_y.py::test_spawned_op", "test_y.py::test_spawned_crossed")
-        run = run_pytest(FILES, *tests, "--sanitize", TORCH_TESTING_EXT_SHAKE="7")
+        run = run_pytest(FILES, *tests, "--sanitize", TORCH_TESTING_EXT_DELAYS="7")
         self.assertOutcomes(run, {"test_op": "failed", "test_spawned_op": "failed", "test_spawned_crossed": "passed"})
         for name in ("test_op", "test_spawned_op"):
             self.assertIn(BY_OP, run.messages[name])
@@ -49,7 +49,7 @@ class SanitizedRanksTest(PytestCase):
         """Each decorator has its effect, and on its test only."""
         (self.folder / "failing_collectives.py").write_text(COLLECTIVES)
         run = run_under_torchrun(
-            self.folder, MARKED + IN_PLACE, TORCH_TESTING_EXT_SHAKE="7", TORCH_TESTING_EXT_SANITIZE_ORDER="fail"
+            self.folder, MARKED + IN_PLACE, TORCH_TESTING_EXT_DELAYS="7", TORCH_TESTING_EXT_SANITIZE_ORDER="fail"
         )
         expected = {
             "test_op": "passed",

@@ -115,7 +115,7 @@ class OnATerminalTest(FolderCase):
     def test_the_first_line_of_a_test_for_pytest(self):
         prompt = r"\(rank 1\) \Z"
         code, said = self.session(
-            ["run_test.py", "--trace", "test_it.py::test_marked", "--debug-rank", "1"],
+            ["run_test.py", "--trace=1", "test_it.py::test_marked"],
             [(prompt, "p dist_env.rank"), (prompt, "c"), (prompt, "c")],
         )
         self.assertEqual(code, 0, said)
@@ -166,15 +166,13 @@ class WithoutATerminalTest(FolderCase):
         with self.stdin(terminal), mock.patch.dict(os.environ):
             for name in ("PYTEST_XDIST_WORKER", TERMINAL_VARIABLE):
                 os.environ.pop(name, None)
-            for argv, written in ((("--pdb",), f":{path}"), (("--trace", "x", "--debug-rank", "2"), f"2:{path}")):
+            for argv, written in ((("--pdb",), f":{path}"), (("--trace=2", "x"), f"2:{path}")):
                 chosen = options(*argv)
                 self.assertEqual((chosen.pdb, chosen.jobs), (True, 1))
                 self.assertEqual(aspects_of_run.variables(chosen, 0)[TERMINAL_VARIABLE], written)
             self.assertTrue(options(TORCH_TESTING_EXT_DEBUG_RANK="1").pdb)
             os.environ["PYTEST_XDIST_WORKER"] = "gw0"
             self.assertIn("without -n", UserTerminal.here().why_not)
-        with self.assertRaisesRegex(UsageError, "--debug-rank needs --trace"):
-            options("--debug-rank", "1")
 
     def test_settings_that_others_read(self):
         """They have the same effect under the runner, or are errors."""

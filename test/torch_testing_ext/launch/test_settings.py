@@ -46,7 +46,7 @@ class TestSettings(unittest.TestCase):
             ("DEBUG_RANK", "12", 12),
             ("SANITIZE", "nan", frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})),
             ("SANITIZE_ORDER", "fail", True),
-            ("SHAKE", "12", 12),
+            ("DELAYS", "12", 12),
             ("FAKE_DEVICES", "0,3", ("0", "3")),
             ("FAKE_ACCELERATORS", "4", "4"),  # for _machine/fake_accelerator/, as those below
             ("FAKE_MEMORY", "1000000", "1000000"),

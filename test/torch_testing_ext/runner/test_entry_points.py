@@ -30,7 +30,7 @@ class EntryPointTest(unittest.TestCase):
         environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
         folder = tempfile.mkdtemp()
         self.addCleanup(os.rmdir, folder)
-        for argument, code in (("--help", 0), ("--no-such-option", 4), ("--show-config", 0), ("no_such_test", 4)):
+        for argument, code in (("--help", 0), ("--no-such-option", 4), ("config", 0), ("no_such_test", 4)):
             with self.subTest(argument=argument):
                 done = run(argument, command=("-c", REPORT_HEAVY), cwd=folder, env=environ)
                 self.assertEqual(done.returncode, code, done.stderr)
@@ -56,7 +56,7 @@ class EntryPointTest(unittest.TestCase):
         receive, send = os.pipe()
         os.close(receive)
         with os.fdopen(send, "wb") as closed:
-            command = [sys.executable, ROOT / "run_test.py", "--show-config"]
+            command = [sys.executable, ROOT / "run_test.py", "config"]
             done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
         self.assertEqual((done.returncode, done.stderr), (3, ""))
 

@@ -48,10 +48,10 @@ HANG = "kill(rank=1, at=call(1))"
 class SweepRunTest(RunsCase):
     def test_reports_and_exit_code(self):
         self.write("test_waits.py", SUBJECT)
-        words = ["--sweep=kill", "--sweep-within=4", "--results=results.json", "--html=x.html", "test_waits.py"]
+        words = ["--sweep=kill", "-osweep.within=4", "--results=results.json", "--html=x.html", "test_waits.py"]
         if sys.version_info >= (3, 11):
             self.write("known.toml", KNOWN)
-            words.insert(0, "--sweep-known=known.toml")
+            words.insert(0, "-osweep.known=known.toml")
         told = self.finish(self.start(*words), 0)
         self.assertIn("faults of test_waits.py::test_waits:\n", told)
         self.assertRegex(told, r"\n  kill +rank 0 +rank 1\n  call\(1\) +recovered [0-9.]+ s.* +hung [0-9.]+ s\n")
@@ -71,9 +71,9 @@ class SweepRunTest(RunsCase):
             self.assertIn(f"hangs no more: {gone}", told)
             self.assertIn(gone, page)
             self.assertIn("no test of this run is 'test_waits.py::test_wait', which is known to hang", told)
-        told = self.finish(self.start("--sweep=kill", "--sweep-within=4", "--sweep-fail=hang", "test_waits.py"), 1)
+        told = self.finish(self.start("--sweep=kill", "-osweep.within=4", "-osweep.fail=hang", "test_waits.py"), 1)
         self.assertIn(f"1 of 2 faults hang this test; the first: {HANG} at barrier #1: ", told)
-        self.assertIn("--sweep kill --sweep-within 4.0 --sweep-fail hang test_waits.py::test_waits", told)
+        self.assertIn("--sweep kill -o sweep.within=4.0 -o sweep.fail=hang test_waits.py::test_waits", told)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch_testing_ext._torch.tensors.nested_tensors import tensors_in
 
 from .flying_buffers import do_overlap, pieces_of
 
-# What --shake delays: this part of the ranks is slow; this part of their calls, and of the calls of others, is delayed.
+# Of --delays: this part of the ranks is slow; this part of their calls, and of the calls of others, is delayed.
 _SLOW_RANKS, _SLOW_CALLS, _OTHER_CALLS = 0.3, 0.8, 0.2
 # The longest delay, in seconds.
 _LONGEST_DELAY = 0.02

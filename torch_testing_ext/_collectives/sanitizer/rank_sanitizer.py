@@ -32,15 +32,15 @@ class RankSanitizer:
         self,
         rank: int,
         kinds: frozenset[SanitizeKind],
-        shake: int | None,
+        delays: int | None,
         path: Path,
         plan: FaultPlan | None,
         wait_for_peers: Callable[[], None],
     ):
         self._log = LogWriter(path)
         self._checks: list[Check] = []
-        if shake is not None:
-            self._checks.append(Delays(shake, rank))
+        if delays is not None:
+            self._checks.append(Delays(delays, rank))
         if SanitizeKind.NAN in kinds:
             self._checks.append(NanCheck(self._note))
         if SanitizeKind.POISON in kinds:
@@ -114,7 +114,7 @@ class ProcessSanitizer:
         self,
         rank: int,
         kinds: frozenset[SanitizeKind],
-        shake: int | None,
+        delays: int | None,
         path: Path,
         plan: FaultPlan | None = None,
         wait_for_peers: Callable[[], None] = lambda: None,
@@ -122,7 +122,7 @@ class ProcessSanitizer:
         """Sanitize this process from now on; its log is a new file at `path`. `plan`: the faults of its test."""
         if self._current is None:
             os.register_at_fork(after_in_child=_leave_alone)
-        self._current = RankSanitizer(rank, kinds, shake, path, plan, wait_for_peers)
+        self._current = RankSanitizer(rank, kinds, delays, path, plan, wait_for_peers)
 
     @property
     def is_active(self) -> bool:

@@ -143,7 +143,7 @@ class ThreadLocalWorld(thread_worlds.world_class()):  # type: ignore[misc]
         # What the sanitizer looks for, and what it has found in each rank.
         self.kinds: frozenset[SanitizeKind] = frozenset()
         self.notes: dict[int, list[dict[str, Any]]] = {}
-        # The delays of each rank, if ranks are shaken.
+        # The delays of each rank, if it has some.
         self.delays: dict[int, Any] = {}
         # The waits of each rank, if its work is followed.
         self.waits: dict[int, ThreadWaits] = {}

@@ -100,11 +100,11 @@ class RankThreads:
         self.note = sanitize.note
         if sanitize.kinds & {SanitizeKind.WAITS, SanitizeKind.RACES}:
             self._follow_works(world_size)
-        if sanitize.shake is not None:
+        if sanitize.delays is not None:
             # Only where it is asked for.
             from torch_testing_ext._collectives.sanitizer import operation_checks
 
-            self._world.delays = {rank: operation_checks.Delays(sanitize.shake, rank) for rank in range(world_size)}
+            self._world.delays = {rank: operation_checks.Delays(sanitize.delays, rank) for rank in range(world_size)}
 
     def _follow_works(self, world_size: int) -> None:
         # Only where it is asked for.

@@ -27,9 +27,9 @@ DEBUG_RANK: Setting[int | None] = Setting("TORCH_TESTING_EXT_DEBUG_RANK", "a ran
 _APART = {"cluster": "tests on a cluster have no terminal"}
 _PDB = Option(
     "pdb",
-    "debugging",
+    "checks and debugging",
     read_boolean,
-    "open pdb where a test fails or calls breakpoint(), in any rank",
+    "open pdb where a rank fails",
     kind=bool,
     default=False,
     apart=_APART,
@@ -40,26 +40,25 @@ _PDB = Option(
 )
 _TRACE = Option(
     "trace",
-    "debugging",
-    read_boolean,
-    "open pdb at the start of each test, in one rank",
-    kind=bool,
-    default=False,
+    "checks and debugging",
+    _read_rank,
+    "stop in pdb at the first line (default: rank 0)",
+    "RANK",
+    kind=int | None,
     apart=_APART,
+    alone="0",
     configurable=False,
 )
 RANK = Option(
     "debug_rank",
     "debugging",
     _read_rank,
-    "the rank that --trace stops",
-    "RANK",
+    metavar="RANK",
     kind=int,
     default=0,
+    in_runner=False,
     pytest_help="the rank that breakpoint(), --pdb and --trace debug (default for the last two: 0), without a time "
     "limit",
-    configurable=False,
-    needs="trace",
 )
 
 
@@ -78,7 +77,7 @@ class Debugger(Aspect):
 
     def implied(self, asked: AskedOptions) -> Mapping[str, Any]:
         # One test at a time.
-        return {_PDB.field: True, "jobs": 1} if asked.value(_PDB) or asked.value(_TRACE) else {}
+        return {_PDB.field: True, "jobs": 1} if asked.value(_PDB) or asked.value(_TRACE) is not None else {}
 
     def takes_terminal(self, asked: AskedOptions) -> bool:
         return asked.value(_PDB)
@@ -86,7 +85,7 @@ class Debugger(Aspect):
     def require(self, asked: AskedOptions) -> None:
         why_not = UserTerminal.here().why_not if asked.value(_PDB) else ""
         if why_not:
-            flag = (_TRACE if asked.value(_TRACE) else _PDB).flag
+            flag = (_PDB if asked.value(_TRACE) is None else _TRACE).flag
             raise ValueError(f"{flag} cannot stop: {why_not}")
 
     def variables(self, asked: AskedOptions, repetition: int = 0, command: str = "") -> Mapping[str, str]:
@@ -95,7 +94,7 @@ class Debugger(Aspect):
 
         terminal = UserTerminal(why_not=f"run it with a debugger: {command} {_PDB.flag} {NAME_OF_TEST}")
         if asked.value(_PDB):
-            terminal = replace(UserTerminal.here(), stop_in=asked.value(RANK) if asked.value(_TRACE) else None)
+            terminal = replace(UserTerminal.here(), stop_in=asked.value(_TRACE))
         return {TERMINAL_VARIABLE: terminal.written(), DEBUG_RANK.name: ""}
 
     def prepare(self, attempt: RankAttempt) -> None:

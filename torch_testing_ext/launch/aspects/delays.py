@@ -14,23 +14,24 @@ if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
 
 
-def _read_shake(text: str) -> str:
-    """Read a number of runs, and the seed of the first of them: `20` or `20:7`."""
-    runs, colon, seed = text.partition(":")
-    if not runs.isdecimal() or int(runs) < 1 or (colon and not seed.isdecimal()):
-        raise ValueError(f"{text!r} is not a number of runs such as 20, or runs and a seed such as 20:7")
+def _read_seed(text: str) -> str:
+    """Read a seed; `random` has the run choose one."""
+    if text != RANDOM and not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is not a seed: {SEEDS}")
     return text
 
 
-SEED: Setting[int | None] = Setting("TORCH_TESTING_EXT_SHAKE", "a seed: 0, 1, 2 ...", number, None)
-_SHAKE = Option(
-    "shake",
-    "sanitizer",
-    _read_shake,
-    "run every test N times, with random delays",
-    "N[:SEED]",
+RANDOM = "random"
+SEEDS = "0, 1, 2 ..."
+SEED: Setting[int | None] = Setting("TORCH_TESTING_EXT_DELAYS", f"a seed: {SEEDS}", number, None)
+_DELAYS = Option(
+    "delays",
+    "checks and debugging",
+    _read_seed,
+    "delay collectives at random, to find races",
+    "SEED",
     kind=str | None,
-    apart={"repeat": "--shake repeats tests by itself. Leave out --repeat"},
+    alone=RANDOM,
 )
 
 
@@ -45,28 +46,23 @@ class RandomDelays(Aspect):
             HostKind.WORLD: "its ranks wait for nobody, so delays change nothing",
         }
     )
-    options = (_SHAKE,)
+    options = (_DELAYS,)
     settings = (SEED,)
 
     def implied(self, asked: AskedOptions) -> Mapping[str, Any]:
-        shake = asked.value(_SHAKE)
-        if shake is None or ":" in shake:
+        if asked.value(_DELAYS) != RANDOM:
             return {}
         import random
 
-        return {_SHAKE.field: f"{shake}:{random.randrange(2**31)}"}
+        return {_DELAYS.field: str(random.randrange(2**31))}
 
     def variables(self, asked: AskedOptions, repetition: int = 0, command: str = "") -> Mapping[str, str]:
         seed = _seed(asked, repetition)
         return {} if seed is None else {SEED.name: str(seed)}
 
-    def repetitions(self, asked: AskedOptions) -> int | None:
-        shake = asked.value(_SHAKE)
-        return None if shake is None else int(shake.partition(":")[0])
-
     def words_again(self, asked: AskedOptions, repetition: int) -> str:
         seed = _seed(asked, repetition)
-        return "" if seed is None else f"{_SHAKE.flag}=1:{seed}"
+        return "" if seed is None else f"{_DELAYS.flag}={seed}"
 
     def prepare(self, attempt: RankAttempt) -> None:
         seed = SEED.value()
@@ -77,13 +73,13 @@ class RandomDelays(Aspect):
         from torch_testing_ext.launch.aspects.sanitizer import why_not_sanitized
 
         if attempt.host.kind is HostKind.THREADS or why_not_sanitized() is None:
-            attempt.sanitize = replace(attempt.sanitize, shake=seed)
+            attempt.sanitize = replace(attempt.sanitize, delays=seed)
 
 
 def _seed(asked: AskedOptions, repetition: int) -> int | None:
     """The seed of a repetition; None without delays, and before a run has chosen one."""
-    _, colon, seed = (asked.value(_SHAKE) or "").partition(":")
-    return int(seed) + repetition if colon else None
+    seed = asked.value(_DELAYS)
+    return None if seed is None or seed == RANDOM else int(seed) + repetition
 
 
 DELAYS = RandomDelays()

@@ -16,7 +16,7 @@ ACCELERATORS = Option(
     "fake_accelerators",
     "resources",
     count,
-    "emulate N accelerators on the CPU; with --dry-run, plan for N of them",
+    "emulate N accelerators on the CPU",
     "N",
     kind=int | None,
     pytest_help="emulate N accelerators on the CPU",

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._process.declarations import AskedOptions, Option, Setting, either
+from torch_testing_ext._process.declarations import AskedOptions, Level, Option, Setting, either
 from torch_testing_ext._process.setting_readers import read_path
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -18,7 +18,15 @@ if TYPE_CHECKING:
 
 # Ranks that pass write them, too.
 LANES = Setting("_TORCH_TESTING_EXT_LANES", "0 or 1", either("0", "1"), False)
-PERFETTO = Option("perfetto", "reports", read_path, "write a timeline for Perfetto", "FILE", kind=Path | None)
+PERFETTO = Option(
+    "perfetto",
+    "output",
+    read_path,
+    "write a timeline for Perfetto",
+    "FILE",
+    kind=Path | None,
+    level=Level.HELP_ALL,
+)
 
 
 class Lanes(Aspect):

@@ -26,7 +26,7 @@ SHOWN = Option(
     default=False,
     setting=STREAM,
     variable=STREAM.name,
-    also=("-s", "--no-capture"),
+    also=("-s",),
 )
 
 

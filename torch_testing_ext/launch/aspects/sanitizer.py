@@ -43,9 +43,9 @@ KINDS: Setting[frozenset[SanitizeKind]] = Setting(
 FAILS_FOR_ORDER = Setting("TORCH_TESTING_EXT_SANITIZE_ORDER", "warn or fail", either("warn", "fail"), False)
 _CHOSEN = Option(
     "sanitize",
-    "sanitizer",
+    "checks and debugging",
     _checked_kinds,
-    lambda: f"check collectives more closely: {_known_kinds()}",
+    "check more closely: default, all, or a list",
     "KINDS",
     kind=str | None,
     setting=KINDS,
@@ -55,7 +55,7 @@ _CHOSEN = Option(
 )
 _ORDER = Option(
     "sanitize_order",
-    "sanitizer",
+    "checks and debugging",
     words("warn", "fail"),
     "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
     "warn|fail",

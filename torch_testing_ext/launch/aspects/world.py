@@ -24,7 +24,7 @@ _WORLD_SIZE = Option(
     "world_size",
     "execution",
     count,
-    "run tests with the mark world_size in N ranks",
+    "run marked tests in N ranks",
     "N",
     kind=int | None,
     setting=SIZE_OF_MARKS,
@@ -33,15 +33,15 @@ _WORLD_SIZE = Option(
 )
 _WORLD = Option(
     "simulate",
-    "sanitizer",
+    "checks and debugging",
     count,
-    "simulate each test in ranks with N ranks, without communication",
+    "simulate N ranks, without communication",
     "N",
     kind=int | None,
     setting=SIZE,
     pytest_help="simulate each test in ranks with N ranks, without communication",
     apart={
-        "shake": "ranks of a whole world wait for nobody, so delays change nothing. Leave out one of them",
+        "delays": "ranks of a whole world wait for nobody, so delays change nothing. Leave out one of them",
         "cluster": "ranks of a whole world run on this machine. Leave out one of them",
         "fake_accelerators": "ranks of a whole world use the CPU. Leave out one of them",
         "ranks_per_gpu": "ranks of a whole world use the CPU. Leave out one of them",

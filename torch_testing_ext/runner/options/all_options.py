@@ -55,7 +55,6 @@ _resources = OptionGroup("resources")
 _cluster = OptionGroup("cluster")
 _execution = OptionGroup("execution")
 _output = OptionGroup("output")
-_reports = OptionGroup("reports")
 _other = OptionGroup("other")
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(
             str,
-            "file, directory, module, or the beginning of its name; path::Class::test is one test",
+            "a file, folder or test: test_x.py::Test::test_y",
             "NAME",
             many=True,
             configurable=False,
@@ -91,9 +90,9 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(
             str,
-            "do not run these tests; may be repeated",
+            "tests that never run",
             "NAME",
-            Level.HELP_ALL,
+            Level.SETTING,
             many=True,
             of_pytorch=("-x", "--exclude"),
         ),
@@ -101,13 +100,15 @@ class RunOptions(AskedOptions):
     # As pytest's: beginnings of test ids.
     deselect: tuple[str, ...] = field(
         default=(),
-        metadata=_selection(str, "do not run tests whose id begins with ID; may be repeated", "ID", many=True),
+        metadata=_selection(
+            str, "do not run tests whose id begins with ID; may be repeated", "ID", Level.HELP_ALL, many=True
+        ),
     )
     keyword: tuple[str, ...] = field(
         default=(),
         metadata=_selection(
             str,
-            "run only tests whose names match, such as 'ddp and not slow_*'; may be repeated",
+            "run tests whose names match: 'ddp and not slow'",
             "EXPR",
             many=True,
             also=("-k",),
@@ -117,7 +118,7 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(
             str,
-            "run only tests whose marks match, such as 'not slow'",
+            "run tests whose marks match: 'not slow'",
             "EXPR",
             many=True,
             also=("-m",),
@@ -160,14 +161,7 @@ class RunOptions(AskedOptions):
         metadata=_selection(
             one_of(Rerun),
             values=(
-                ValueFlag(
-                    ("--lf", "--last-failed"), Rerun.LAST_FAILED, "run only the tests that failed in their last run"
-                ),
-                ValueFlag(
-                    ("--ff", "--failed-first"),
-                    Rerun.FAILED_FIRST,
-                    "run tests that failed in their last run first",
-                ),
+                ValueFlag(("--lf", "--last-failed"), Rerun.LAST_FAILED, "run the tests that failed in their last run"),
             ),
         ),
     )
@@ -176,7 +170,7 @@ class RunOptions(AskedOptions):
         default=None,
         metadata=_selection(
             str,
-            "run only tests whose files have changed since their last run or the last commit (or REV)",
+            "run tests whose files changed (since REV)",
             "REV",
             configurable=False,
             alone="HEAD",
@@ -189,18 +183,18 @@ class RunOptions(AskedOptions):
     )
     watch: bool = field(
         default=False,
-        metadata=_selection(read_boolean, "run the affected tests each time you save a file", configurable=False),
+        metadata=_selection(read_boolean, "run affected tests after each save", configurable=False),
     )
 
     jobs: int = field(
         default_factory=system.cores,
-        metadata=_resources(count, "run up to N ranks at once on the CPU (default: one per core)", "N", also=("-j",)),
+        metadata=_resources(count, "ranks at once on the CPU (default: all cores)", "N", also=("-j",)),
     )
     gpus: Gpus = field(
         default=None,
         metadata=_resources(
             read_gpus,
-            "use N accelerators, or those of a list such as 0,2 (default: auto, all)",
+            "use N GPUs, or a list such as 0,2 (default: all)",
             "N|LIST",
             in_command=True,
             write=write_gpus,
@@ -255,7 +249,7 @@ class RunOptions(AskedOptions):
         default=Warm.AUTO,
         metadata=_resources(
             one_of(Warm),
-            "keep a server that has imported torch for later runs; off ends it (default: auto, use one that runs)",
+            "keep torch imported between runs",
             "auto|on|off",
             alone=Warm.START.value,
         ),
@@ -363,15 +357,14 @@ class RunOptions(AskedOptions):
             count,
             "stop after N failures",
             "N",
-            also=("--max-fail",),
-            values=(ValueFlag(("-x", "--exitfirst", "--fail-fast"), 1, "stop after the first failure"),),
+            values=(ValueFlag(("-x", "--exitfirst"), 1, "stop after the first failure"),),
         ),
     )
     timeout: float = field(
         default=300.0,
         metadata=_execution(
             read_seconds,
-            "time limit of each test that does not set its own",
+            "time limit of a test",
             "SECONDS",
             variable=DEFAULT_TIMEOUT,
             in_command=True,
@@ -404,15 +397,11 @@ class RunOptions(AskedOptions):
     )
     repeat: int | Repeat | None = field(
         default=None,
-        metadata=_execution(
-            read_repeat, "run every test N times, or until one fails", "N|until-failure", also=("--stress-count",)
-        ),
+        metadata=_execution(read_repeat, "run tests N times, or until one fails", "N|until-failure"),
     )
     shuffle: int | Shuffle | None = field(
         default=None,
-        metadata=_execution(
-            read_shuffle, "run tests in random order, repeatable by a SEED", "SEED", alone=Shuffle.RANDOM.value
-        ),
+        metadata=_execution(read_shuffle, "run tests in random order", "SEED", alone=Shuffle.RANDOM.value),
     )
 
     verbosity: Verbosity = field(
@@ -434,22 +423,24 @@ class RunOptions(AskedOptions):
             Level.SETTING,
         ),
     )
-    durations: int = field(default=5, metadata=_output(count_or_zero, "list the N slowest tests", "N"))
+    durations: int = field(default=5, metadata=_output(count_or_zero, "list the N slowest tests", "N", Level.HELP_ALL))
 
     junitxml: Path | None = field(
-        default=None, metadata=_reports(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))
+        default=None, metadata=_output(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))
     )
-    html: Path | None = field(default=None, metadata=_reports(read_path, "write an HTML report", "FILE"))
-    results: Path | None = field(default=None, metadata=_reports(read_path, "write all results as JSON", "FILE"))
+    html: Path | None = field(default=None, metadata=_output(read_path, "write an HTML report", "FILE"))
+    results: Path | None = field(
+        default=None, metadata=_output(read_path, "write all results as JSON", "FILE", Level.HELP_ALL)
+    )
     about: bool = field(
         default=False,
-        metadata=_reports(
+        metadata=_output(
             read_boolean, "print what a report of a bug needs instead", level=Level.OF_COMMANDS, configurable=False
         ),
     )
     journal: Path | None = field(
         default=None,
-        metadata=_reports(
+        metadata=_output(
             read_path,
             "file for the results, written as they come in (default: runs/TIME-PID/journal.jsonl in --cache)",
             "FILE",
@@ -467,9 +458,8 @@ class RunOptions(AskedOptions):
                 ValueFlag(
                     ("--dry-run",),
                     Action.DRY_RUN,
-                    "print the schedule (with --cluster, what is sent), and run nothing",
+                    "print the schedule, and run nothing",
                 ),
-                ValueFlag(("--show-config",), Action.SHOW_CONFIG, "print the value and the source of every option"),
             ),
             configurable=False,
         ),

@@ -39,20 +39,30 @@ class ParsedWords:
 
 EXIT_CODES = """\
 exit codes:
-  0  no test failed                       4  usage error: nothing was run
-  1  at least one test failed             5  nothing was selected
-  2  the run was interrupted              6  all tests were skipped: not enough
-  3  internal error of this program          devices"""
+  0 passed, 1 failed, 2 interrupted, 3 internal error, 4 usage error,
+  5 no test was selected, 6 all were skipped for lack of devices"""
 # With both forms of -x.
 _OF_PYTORCH = "In torchtest, -x ends the run at the first failure, as in pytest."
 # In --help-all, not in --help.
 ALIASES = frozenset(
     (
-        *("--override-ini", "--fail-fast", "--max-fail", "--reruns", "--stress-count", "--no-capture", "--junit-xml"),
-        *("--collect-only", "--co", "--keyword", "--marks"),
+        *("--override-ini", "--reruns", "--junit-xml", "--collect-only", "--co", "--list=json"),
+        *("--keyword", "--marks"),
     )
 )
-
+# By a flag that there was, or that another runner has: what to write instead.
+_INSTEAD = {
+    "--shake": "--repeat N --delays (a seed: --delays=SEED)",
+    "--debug-rank": "--trace=RANK",
+    "--show-config": "torchtest config",
+    **dict.fromkeys(("--ff", "--failed-first"), "--last-failed"),
+    "--exclude": "--deselect ID, -k 'not NAME', or the setting exclude",
+    "--fail-fast": "-x",
+    "--max-fail": "--maxfail N",
+    "--stress-count": "--repeat N",
+    "--no-capture": "-s",
+    **{f"--sweep-{name}": f"-o sweep.{name}=VALUE" for name in ("points", "within", "fail", "known")},
+}
 
 # Examples of values that are not numbers, by the option's first flag.
 _EXAMPLES = {
@@ -61,7 +71,6 @@ _EXAMPLES = {
     "--html": ": a file, such as --html report.html",
     "--junitxml": ": a file, such as --junitxml report.xml",
     "--shard": ": a part of a number of parts, such as --shard 1/3",
-    "--shake": ": a number of runs, such as --shake 20",
     "--repeat": ": a number of runs, such as --repeat 20",
     "--gpus": ": a number or a list, such as --gpus 0,2",
 }
@@ -160,7 +169,7 @@ class _Arguments:
         parser = _Parser(
             usage=" ".join([*usage, words]),
             description=self._command.description if self._command else "Run distributed tests in parallel.",
-            epilog=None if self._command else self._epilog(),
+            epilog=None if self._command else self._epilog(level),
             formatter_class=_HelpFormatter,
             add_help=False,
         )
@@ -170,12 +179,13 @@ class _Arguments:
                 if self._has(field) and self._lists(field, spec, level):
                     for names, more in self._arguments(field, spec):
                         hidden = () if level is Level.SETTING else ALIASES
-                        group.add_argument(*(name for name in names if name not in hidden), **more)
+                        if shown := [name for name in names if name not in hidden]:
+                            group.add_argument(*shown, **more)
         _add_override(group, "-o")
         group.add_argument("-h", "--help", action="help", help="show this help")
         if not self._command:
             group.add_argument("--help-all", action="help", help="show all options and settings")
-            group.add_argument("--version", action="help", help="show the versions of what is installed")
+            group.add_argument("--version", action="help", help="show the versions")
         if level is Level.SETTING:
             _add_settings(parser)
         parser.print_help()
@@ -190,9 +200,10 @@ class _Arguments:
         levels = list(Level)
         return bool(self._pytorch_flags & set(spec.of_pytorch)) or levels.index(spec.level) <= levels.index(level)
 
-    def _epilog(self) -> str:
-        width = max(map(len, COMMANDS))
-        lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    def _epilog(self, level: Level) -> str:
+        shown = {name: command for name, command in COMMANDS.items() if level is Level.SETTING or not command.is_rare}
+        width = max(map(len, shown))
+        lines = [f"  {name:{width}}  {command.summary}" for name, command in shown.items()]
         about_x = [_OF_PYTORCH, ""] if self._as_pytorch else []
         return "\n".join([*about_x, "commands, each with a --help:", *lines, "", EXIT_CODES])
 
@@ -211,6 +222,8 @@ class _Arguments:
         by_name.update((known.lstrip("-"), known) for known in flags)
         near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
+        if flag in _INSTEAD and not self._command:
+            return f"{flag} is not an option. Use {_INSTEAD[flag]}"
         if self._command:
             return f"{self._name} has no option {flag}.{advice} ({self._name} --help lists its options)"
         why = why_not_for_pytest(flag)
@@ -267,7 +280,7 @@ def _add_override(parser: Any, *names: str) -> None:
         action="append",
         type=_override,
         metavar="NAME=VALUE",
-        help="change a setting of pyproject.toml for this run",
+        help="change a setting of pyproject.toml",
     )
 
 
@@ -276,7 +289,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "settings",
         "Write them in [tool.torch_testing_ext] of pyproject.toml, or -o NAME=VALUE.\n"
-        "Most options above are settings too; --show-config lists their names.",
+        "Most options above are settings too; torchtest config lists their names.",
     )
     for field, spec in OPTION_TABLE.items():
         if spec.level is Level.SETTING:

@@ -16,6 +16,8 @@ class CommandSpec:
     description: str = ""
     # Their fields; without any, the command reads its words itself.
     options: tuple[str, ...] = ()
+    # In --help-all, not in --help.
+    is_rare: bool = False
 
 
 COMMANDS = {
@@ -39,11 +41,17 @@ COMMANDS = {
         "Explain for each TEST why --affected selects it or not. Nothing runs.",
         ("affected", "drop_in", "cache"),
     ),
-    "moving": CommandSpec("convert tests that use another project's helpers"),
+    "config": CommandSpec(
+        "print the options in force, and their sources",
+        "[-o NAME=VALUE]",
+        "Print the value and the source of every option, those that you have set first.",
+    ),
+    "moving": CommandSpec("convert tests that use another project's helpers", is_rare=True),
     "cluster clean": CommandSpec(
         "delete what runs left on the nodes of a Ray cluster",
         "[options]",
         "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
         ("cluster", "cluster_timeout"),
+        is_rare=True,
     ),
 }

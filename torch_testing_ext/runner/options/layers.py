@@ -16,7 +16,7 @@ from torch_testing_ext._process.words import nearest
 
 from .all_options import OPTION_TABLE, Options
 from .command_line import ParsedWords
-from .names import setting_name
+from .names import TABLES, setting_name
 from .values import UsageError
 
 DEFAULT = "default"
@@ -47,14 +47,14 @@ def _list(key: str, items: list[Any]) -> str:
 
 
 def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of [tool.torch_testing_ext], and with their prefix those of [tool.torch_testing_ext.cluster]."""
+    """The settings of [tool.torch_testing_ext], and with their prefix those of its tables."""
     settings = {}
     for key, value in section.items():
         if not isinstance(value, dict):
             settings[key] = value
             continue
         for name, item in value.items():
-            settings[key if name == "address" else f"{key}.{name}"] = item
+            settings[key if name == TABLES.get(key) else f"{key}.{name}"] = item
     return settings
 
 

@@ -7,11 +7,15 @@ from typing import Any
 from .all_options import OPTION_TABLE
 from .declaring import Level
 
+# In pyproject.toml, each has a table for its settings; its own value is the setting with this name there.
+TABLES = {"cluster": "address", "sweep": "faults"}
+
 
 def setting_name(field: str) -> str:
     """The name of an option in configuration files: `cluster.nodes`, `lease-folder`."""
     name = field.replace("_", "-")
-    return f"cluster.{name.removeprefix('cluster-')}" if name.startswith("cluster-") else name
+    table, _, rest = name.partition("-")
+    return f"{table}.{rest}" if table in TABLES and rest else name
 
 
 def written_name(field: str) -> str:

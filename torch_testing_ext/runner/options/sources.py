@@ -54,9 +54,9 @@ def read_options(
 
 
 def show_options(configured: ConfiguredOptions) -> str:
-    """The value and the source of every option, one per line."""
+    """The value and the source of every option, one per line: those that are not the defaults come first."""
     settings = {}
-    for field in OPTION_TABLE:
+    for field in sorted(OPTION_TABLE, key=lambda field: configured.sources[field] == layers.DEFAULT):
         value = shown_value(getattr(configured.options, field))
         settings[field] = f"{setting_name(field)} = {value}"
     width = max(len(setting) for setting in settings.values())

@@ -29,8 +29,6 @@ class Rerun(enum.Enum):
     NOTHING = "nothing"
     # Run only these tests.
     LAST_FAILED = "last-failed"
-    # Run these tests first.
-    FAILED_FIRST = "failed-first"
 
 
 class Loader(enum.Enum):
@@ -49,7 +47,6 @@ class Action(enum.Enum):
     LIST = "list"
     LIST_AS_JSON = "list=json"
     DRY_RUN = "dry-run"
-    SHOW_CONFIG = "show-config"
 
     @property
     def lists(self) -> bool:

@@ -10,7 +10,7 @@ from torch_testing_ext._machine.device_needs import why_not
 from torch_testing_ext._process.words import count, first_names, grouped, in_bytes
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, Test, TestEnd, TestId, Unit
-from torch_testing_ext.runner.options import Options, Rerun
+from torch_testing_ext.runner.options import Options
 
 from .inventory import Inventory
 from .unit_queue import Priority, no_preference
@@ -153,8 +153,8 @@ def longest_first(timed: TimedGroup) -> tuple[float, TestId]:
     return -seconds, group[0].id
 
 
-def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
-    """The units that start before others regardless of their size, by --shuffle or --failed-first."""
+def priority(options: Options) -> Priority:
+    """The units that start before others regardless of their size, by --shuffle."""
 
     def shuffled(unit: Unit) -> bytes:
         # Depends only on the seed and the unit, so that leaving out a test does not reorder the others.
@@ -162,13 +162,8 @@ def priority(options: Options, failed: Callable[[TestId], bool]) -> Priority:
         name = f"{options.shuffle} {unit.repetition} {first.id}"
         return hashlib.sha256(in_bytes(name)).digest()
 
-    def failed_first(unit: Unit) -> bool:
-        return not any(failed(test.id) for test in unit.tests)
-
     if options.shuffle is not None:
         return shuffled
-    if options.rerun is Rerun.FAILED_FIRST:
-        return failed_first
     return no_preference
 
 

@@ -65,7 +65,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         chosen = {
             "TORCH_TESTING_EXT_SANITIZE": "nan",
             "TORCH_TESTING_EXT_SANITIZE_ORDER": "fail",
-            "TORCH_TESTING_EXT_SHAKE": "7",
+            "TORCH_TESTING_EXT_DELAYS": "7",
         }
         plan = TestPlan(Case("a test"), 2, kinds=["poison"])
         with mock.patch.dict(os.environ, chosen):
@@ -74,7 +74,7 @@ class SanitizeOptionsTest(unittest.TestCase):
         found = attempt.sanitize
         self.assertEqual(found.kinds, {SanitizeKind.CALLS, SanitizeKind.NAN, SanitizeKind.POISON})
         self.assertTrue(found.fails_for_order)
-        self.assertEqual(found.shake, 7)
+        self.assertEqual(found.delays, 7)
         attempt = RankAttempt(ProcessRanks(), replace(plan, kinds=()), ASPECTS)
         attempt.prepare()
         self.assertFalse(attempt.sanitize)
@@ -143,19 +143,17 @@ class SanitizeOptionsTest(unittest.TestCase):
         self.assertEqual(code, 0, said)
 
     @pytest.mark.slow
-    def test_shake(self):
+    def test_delays(self):
         """The same seed gives the same delays, and each run of a test another seed."""
         command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
-        code, said = self.run_in(SHAKEN, *command, "--shake=3:8")
+        code, said = self.run_in(DELAYED, *command, "--repeat=3", "--delays=8")
         self.assertEqual(code, 1, said)
         delays = set(re.findall("AssertionError: delays (.*)", said))
         self.assertEqual(len(delays), 3, said)
         for seed in (8, 9, 10):
-            self.assertIn(f"--shake=1:{seed} test_it.py::T::test_it", said)
-        _, again = self.run_in(SHAKEN, *command, "--shake=1:9")
+            self.assertIn(f"--delays={seed} test_it.py::T::test_it", said)
+        _, again = self.run_in(DELAYED, *command, "--delays=9")
         self.assertLess(set(re.findall("AssertionError: delays (.*)", again)), delays)
-        code, said = self.run_in(SHAKEN, *command, "--shake", "3", "--repeat", "2")
-        self.assertEqual(code, 4, said)
 
 
 MISMATCH = subject(__file__, "mismatch.py")
@@ -174,7 +172,7 @@ class T(unittest.TestCase):
 """
 UNLOADED = subject(__file__, "unloaded_sanitizer.py")
 # Notes the delays instead of waiting.
-SHAKEN = subject(__file__, "noted_delays.py")
+DELAYED = subject(__file__, "noted_delays.py")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Threads(MultiThreadedTestCase):
         self.assertEqual(mine, 2 * ones())
 
     @sanitize()
-    def shaken(self):
+    def delayed(self):
         for _ in range(20):
             dist.barrier()
         self.assertEqual(self.rank, 0)
@@ -168,10 +168,10 @@ class SanitizedThreadsTest(unittest.TestCase):
     def test_delays(self):
         delays = []
         with (
-            mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_SHAKE": "5", "TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
+            mock.patch.dict(os.environ, {"TORCH_TESTING_EXT_DELAYS": "5", "TORCH_TESTING_EXT_SANITIZE": "calls,hash"}),
             mock.patch.object(operation_checks.Delays, "sleep", delays.append),
         ):
-            failures, said = self.run_one(Threads("shaken"))
+            failures, said = self.run_one(Threads("delayed"))
         self.assertGreater(len(delays), 2)
         self.assertIn("Collectives were delayed at random, with seed 5", failures[0])
         self.assertEqual(said.count("ranks that are threads are not checked for: hash\n"), 1, said)

@@ -156,7 +156,7 @@ class OptionsOnNodesTest(unittest.TestCase):
     def test_sanitizer_and_tests_for_pytest(self):
         source = """
             import os, pytest, unittest
-            NAMES = ("TORCH_TESTING_EXT_SANITIZE", "TORCH_TESTING_EXT_SANITIZE_ORDER", "TORCH_TESTING_EXT_SHAKE")
+            NAMES = ("TORCH_TESTING_EXT_SANITIZE", "TORCH_TESTING_EXT_SANITIZE_ORDER", "TORCH_TESTING_EXT_DELAYS")
             def show(): print(*(os.environ.get(name) for name in NAMES))
             @pytest.mark.slow
             @pytest.mark.parametrize("n", [1, 2])
@@ -165,7 +165,7 @@ class OptionsOnNodesTest(unittest.TestCase):
                 def test_method(self): show()
                 def test_fails(self): self.fail()
         """
-        chosen = {"sanitize": "calls", "sanitize_order": "fail", "shake": "1:7", "marks": ("slow",)}
+        chosen = {"sanitize": "calls", "sanitize_order": "fail", "delays": "7", "marks": ("slow",)}
         with Nodes("a", **chosen) as nodes:
             (nodes.root / "pytest.ini").write_text("[pytest]\nmarkers = slow\naddopts = -m 'not slow'\n")
             ran = nodes.run(nodes.write(source))
@@ -175,7 +175,7 @@ class OptionsOnNodesTest(unittest.TestCase):
         )
         for name in ("test_item[1]", "test_item[2]", "test_method"):
             self.assertEqual(ran[name].output.strip(), "calls fail 7")
-        self.assertIn("--shake=1:7", ran["test_fails"].said)
+        self.assertIn("--delays=7", ran["test_fails"].said)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ class CommandLineTest(OptionsCase):
         with self.assertRaisesRegex(UsageError, "--simulate 1000000: a whole world has at most 16,384 ranks"):
             aspects_of_run.require(self.options("--simulate", "1000000"))
         for words in (
-            ("--shake", "2"),
+            ("--delays",),
             ("--sanitize",),
             ("--cluster", "auto"),
             ("--fake-accelerators", "2"),
@@ -72,14 +72,11 @@ class CommandLineTest(OptionsCase):
         for argv, field, value in (
             ((), "names", ()),
             (("a", "-v", "b"), "names", ("a", "b")),
-            (("--exclude", "a", "b", "--exclude", "c"), "exclude", ("a", "c")),
+            (("-o", "exclude=a", "-o", "exclude=c"), "exclude", ("a", "c")),
             (("--deselect", "a", "--deselect=b", "c"), "deselect", ("a", "b")),
-            (("--exclude", "a", "b"), "names", ("b",)),
             (("-x", "a"), "maxfail", 1),
             (("--exitfirst",), "maxfail", 1),
-            (("--fail-fast",), "maxfail", 1),
             (("--maxfail", "2"), "maxfail", 2),
-            (("--max-fail=2",), "maxfail", 2),
             (("--reruns=2",), "retries", 2),
             (("--affected",), "affected", "HEAD"),
             (("--affected", "a"), "names", ("a",)),
@@ -87,13 +84,14 @@ class CommandLineTest(OptionsCase):
             (("--warm",), "warm", Warm.START),
             (("--warm=off",), "warm", Warm.NEVER),
             (("--repeat", "3"), "repeat", 3),
-            (("--stress-count=3",), "repetitions", 3),
+            (("--repeat=3", "--delays"), "repetitions", 3),
             (("--repeat=until-failure",), "endless", True),
-            (("--shake", "3:7"), "shake", "3:7"),
-            (("--shake", "3"), "repetitions", 3),
-            (("--trace",), "trace", True),
+            (("--delays=7",), "delays", "7"),
+            (("--delays", "a"), "names", ("a",)),
+            (("--trace", "a"), "trace", 0),
             (("--trace",), "jobs", 1),
-            (("--trace", "--debug-rank", "2"), "debug_rank", 2),
+            (("--trace=2",), "trace", 2),
+            (("--trace=2",), "pdb", True),
             (("-o", "slow-after=2", "-otests=a", "-o", "tests=b"), "slow_after", 2.0),
             (("-o", "tests=b"), "cache", self.root / ".torch_testing_ext"),
             (("--co",), "action", Action.LIST),
@@ -101,7 +99,6 @@ class CommandLineTest(OptionsCase):
             (("-k", "a and b", "-k", "c"), "keyword", ("a and b", "c")),
             (("--shard", "2/3"), "shard", ShardSpec(2, 3)),
             (("--lf",), "rerun", Rerun.LAST_FAILED),
-            (("--failed-first",), "rerun", Rerun.FAILED_FIRST),
             (("-j3",), "jobs", 3),
             (("--gpus", "auto"), "gpus", None),
             (("--gpus", "all"), "gpus", None),
@@ -139,7 +136,13 @@ class CommandLineTest(OptionsCase):
             (("--", "--cov-report=html"), "--cov-report=html: run torchtest under coverage.py"),
             (("--", "-n", "4"), "-n: use -j N of torchtest"),
             (("-m",), r"-m needs a value: an expression of marks, such as -m 'not slow'"),
-            (("--shake",), "--shake needs a value: a number of runs, such as --shake 20"),
+            (("--shake", "20"), "--shake is not an option. Use --repeat N --delays "),
+            (("--debug-rank=1",), "--debug-rank is not an option. Use --trace=RANK"),
+            (("--show-config",), "--show-config is not an option. Use torchtest config"),
+            (("--ff",), "--ff is not an option. Use --last-failed"),
+            (("--exclude", "a"), "--exclude is not an option. Use --deselect ID, -k 'not NAME'"),
+            (("--sweep-within=3",), "--sweep-within is not an option. Use -o sweep.within=VALUE"),
+            (("--repeat",), "--repeat needs a value: a number of runs, such as --repeat 20"),
             (("--cache",), "--cache needs a value"),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
             (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
@@ -156,7 +159,8 @@ class CommandLineTest(OptionsCase):
             (("--fake-accelerators", "x"), "'x' is not a whole number of at least 1"),
             (("--fake-accelerators=0",), "'0' is not a whole number of at least 1"),
             (("--junitxml", ""), "the path is empty"),
-            (("--shake", "3:"), "'3:' is not a number of runs such as 20, or runs and a seed such as 20:7"),
+            (("--delays=3:",), "--delays: '3:' is not a seed: 0, 1, 2 ..."),
+            (("--trace=x",), "--trace: 'x' is not a rank: 0, 1, 2 ..."),
             (("--shuffle=maybe",), "'maybe' is not a seed, true or false"),
             (("--repeat", "for-ever"), "'for-ever' is not a whole number"),
             (("--warm=always",), "'always' is not one of auto, on, off"),
@@ -181,20 +185,25 @@ class CommandLineTest(OptionsCase):
                 "selection",
                 "resources",
                 "execution",
-                "sanitizer",
-                "debugging",
+                "checks and debugging",
                 "output",
-                "reports",
                 "other",
                 "exit codes",
             ],
         )
         words = " ".join(text.split())
-        self.assertIn("time limit of each test that does not set its own (default: 300)", words)
-        self.assertLessEqual(len(text.splitlines()), 100)
+        self.assertIn("time limit of a test (default: 300)", words)
+        # One screen, and one line for each option.
+        self.assertLessEqual(len(text.splitlines()), 60)
+        self.assertLessEqual(max(map(len, text.splitlines())), 80)
+        options = [line for line in text.splitlines() if line.startswith("  -")]
+        self.assertLessEqual(len(options), 33)
+        for option in options:
+            self.assertRegex(option, r"^  -.*\S  +\w")
         self.assertIn("-x, --exitfirst stop after the first failure", words)
+        self.assertEqual(set(re.findall(r"(?m)^  ([a-z]+)  +\w", text)), {"init", "show", "report", "why", "config"})
         for command in COMMANDS:
-            self.assertRegex(text, rf"(?m)^  {command}  ")
+            self.assertRegex(self.help("--help-all"), rf"(?m)^  {command}  ")
 
     def help(self, *argv, **more):
         with contextlib.redirect_stdout(io.StringIO()) as stdout, self.assertRaises(SystemExit):
@@ -282,11 +291,12 @@ class LayersTest(OptionsCase):
         self.assertIsNone(self.options("--shuffle=off").shuffle)
 
     def test_a_setting_of_several_flags(self):
-        self.write("pyproject.toml", "[tool.torch_testing_ext]\nrerun = 'failed-first'\n")
-        self.assertIs(self.options().rerun, Rerun.FAILED_FIRST)
-        environ = {"TORCH_TESTING_EXT_RUN_RERUN": "last-failed"}
-        self.assertIs(self.options(environ=environ).rerun, Rerun.LAST_FAILED)
-        self.assertRegex(show_options(self.configure()), r"(?m)^rerun = failed-first +\(pyproject.toml\)$")
+        self.write("pyproject.toml", "[tool.torch_testing_ext]\nrerun = 'last-failed'\n")
+        self.assertIs(self.options().rerun, Rerun.LAST_FAILED)
+        environ = {"TORCH_TESTING_EXT_RUN_RERUN": "nothing"}
+        self.assertIs(self.options(environ=environ).rerun, Rerun.NOTHING)
+        # Those that are not the defaults come first.
+        self.assertRegex(show_options(self.configure()), r"^rerun = last-failed +\(pyproject.toml\)\n.* +\(default\)\n")
         self.assertRefused("RUN_AGAIN is not", environ={"TORCH_TESTING_EXT_RUN_AGAIN": "last-failed"})
 
     def test_toml_types(self):
@@ -303,6 +313,8 @@ class LayersTest(OptionsCase):
         options = self.options()
         self.assertEqual((options.exclude, options.shuffle, options.maxfail), (("a", "b"), Shuffle.RANDOM, 2))
         self.assertEqual((options.cluster, options.cluster_nodes), ("slurm", 2))
+        self.write("pyproject.toml", "[tool.torch_testing_ext.sweep]\nfaults = 'kill'\nwithin = 3\n")
+        self.assertEqual((self.options().sweep, self.options().sweep_within), ("kill", 3.0))
 
     def test_toml_lists_of_one_value(self):
         """Names of GPUs and of variables, which are written with commas elsewhere."""
@@ -329,7 +341,7 @@ class LayersTest(OptionsCase):
             ("--sanitize", "-o", "sanitize-order=fail"),
             ("--sanitize=calls,nan",),
             ("--simulate", "8"),
-            ("--sweep", "kill, stop(2)", "--sweep-within", "5", "--sweep-points", "steps", "--sweep-fail", "hang"),
+            ("--sweep", "kill, stop(2)", "-osweep.within=5", "-osweep.points=steps", "-osweep.fail=hang"),
             ("--cache", "elsewhere"),
         ):
             with self.subTest(words):
@@ -342,7 +354,7 @@ class LayersTest(OptionsCase):
         self.assertRegex(command, rf"^{re.escape(user_commands.runner())} --cache \S+$")
         # A project may set it for all its sweeps.
         environ = {"TORCH_TESTING_EXT_RUN_SWEEP_WITHIN": "5"}
-        self.assertNotIn("--sweep-within", run_again.command(self.options(environ=environ)))
+        self.assertNotIn("sweep.within", run_again.command(self.options(environ=environ)))
 
     def test_paths_are_relative_to_the_place_where_they_are_written(self):
         cwd = self.root / "cwd"

@@ -14,7 +14,7 @@ from torch_testing_ext._machine.device_needs import DeviceFacts, DeviceNeeds
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner import aspects_of_run
 from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summary, TestId
-from torch_testing_ext.runner.options import Options, Rerun, ShardSpec, Shuffle, UsageError
+from torch_testing_ext.runner.options import Options, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.inventory import Inventory
 from torch_testing_ext.runner.scheduling.plan import plan, priority, without_result
@@ -172,17 +172,13 @@ class PriorityTest(unittest.TestCase):
         units = [make_unit(number) for number in range(20)]
 
         def shuffled(seed, among=units):
-            key = priority(Options(shuffle=seed), lambda test: False)
+            key = priority(Options(shuffle=seed))
             return [unit.number for unit in sorted(among, key=key)]
 
         self.assertEqual(shuffled(1), shuffled(1))
         self.assertNotEqual(shuffled(1), shuffled(2))
-        self.assertIsNotNone(priority(Options(shuffle=Shuffle.RANDOM), None)(make_unit(1, file="test_\udcff.py")))
+        self.assertIsNotNone(priority(Options(shuffle=Shuffle.RANDOM))(make_unit(1, file="test_\udcff.py")))
         self.assertEqual(shuffled(1, units[5:]), [number for number in shuffled(1) if number >= 5])
-
-    def test_failed_first(self):
-        key = priority(Options(rerun=Rerun.FAILED_FIRST), lambda test: test.method == "test_3")
-        self.assertEqual(min([make_unit(1), make_unit(3), make_unit(2)], key=key).number, 3)
 
 
 class RememberedCase(unittest.TestCase):
