@@ -176,8 +176,8 @@ class ScreenParts:
             text = cut(f"  {'>' if line.is_at_fault else ' '} {line.number:>5} | {line.text}".rstrip(), WIDTH)
             yield Line(text, LineKind.FAULT if line.is_at_fault else LineKind.OTHER)
         yield from (Line(cut(f"  {value.text}", WIDTH), value.kind) for value in self.values)
-        named = (("all of it", self.show_command), ("run again", self.rerun_command))
-        commands = [Line(f"{what}:  {command}", LineKind.COMMAND) for what, command in named if command]
+        named = (("details", self.show_command), ("run again", self.rerun_command))
+        commands = [Line(f"{f'{what}:':10}  {command}", LineKind.COMMAND) for what, command in named if command]
         if self.remarks or commands:
             yield Line("")
         yield from map(Line, self.remarks)

@@ -156,7 +156,7 @@ class RunTest(unittest.TestCase):
                 self.assertIn(whole, ran.report("html"))
                 self.assertNotIn(letter * 2_000, ran.console)
                 self.assertEqual(messages[cls].count("-- full report --"), 1)
-                self.assertIn(f"all of it:  python run_test.py show test_a.py::{cls}::{method}", ran.console)
+                self.assertIn(f"details:    python run_test.py show test_a.py::{cls}::{method}", ran.console)
 
 
 if __name__ == "__main__":

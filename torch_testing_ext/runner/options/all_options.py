@@ -423,7 +423,7 @@ class RunOptions(AskedOptions):
             Level.SETTING,
         ),
     )
-    durations: int = field(default=5, metadata=_output(count_or_zero, "list the N slowest tests", "N", Level.HELP_ALL))
+    durations: int = field(default=0, metadata=_output(count_or_zero, "list the N slowest tests", "N", Level.HELP_ALL))
 
     junitxml: Path | None = field(
         default=None, metadata=_output(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))

@@ -71,7 +71,7 @@ def brief_details(attempt: Attempt, layout: ConsoleLayout) -> list[Line]:
         return [*lines, *map(Line, remarks)]
     end = [*map(Line, remarks)]
     if show:
-        end.append(Line(f"all of it:  {show}", LineKind.COMMAND))
+        end.append(Line(f"details:    {show}", LineKind.COMMAND))
     if failure is not None and failure.rerun_command:
         end.append(Line(f"run again:  {failure.rerun_command}", LineKind.COMMAND))
     room = MOST_SCREEN_LINES

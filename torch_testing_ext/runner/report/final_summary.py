@@ -66,8 +66,13 @@ class FinalSummary:
         return "\n\n".join(texts) + "\n"
 
     def _failures(self) -> list[str]:
-        """The name of each on a line, and its cause below; those with one cause together."""
+        """The name of each on a line, and its cause below; those with one cause together.
+
+        A single failure has been shown, and the command that runs it again names it; a flaky one has not.
+        """
         lines: list[str] = []
+        if [failure.outcome is TestOutcome.FLAKY for failure in self.summary.failures] == [False]:
+            return lines
         for group in by_cause(self.summary.failures, self.summary.policy):
             lines += self._group(group)
         if not lines:
@@ -269,9 +274,10 @@ class FinalSummary:
 
 
 def _of_them(counts: Counter[TestOutcome], outcome: TestOutcome) -> str:
-    """`2 error`; of the failures, `7 by assertions`, since all of them have failed."""
-    words = "by assertions" if outcome is TestOutcome.FAILED else outcome.value
-    return f"{counts[outcome]} {words}"
+    """`2 error`; of the failures, `7 assertion failures`, since all of them have failed."""
+    if outcome is TestOutcome.FAILED:
+        return count(counts[outcome], "assertion failure")
+    return f"{counts[outcome]} {outcome.value}"
 
 
 def _table(heading: str, rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -151,7 +151,7 @@ class WhileItRunsTest(unittest.TestCase):
                     if not whole:
                         self.assertLess(len(report), 3_000)
                         self.assertIn("begin", report)
-                        self.assertIn(f"\nall of it:  python run_test.py show {one.test.id}\n", report)
+                        self.assertIn(f"\ndetails:    python run_test.py show {one.test.id}\n", report)
                         continue
                     self.assertLess(len(report), 50_000)
                     self.assertEqual(len(re.findall(r"[\nx]end\n", report)), 1)
@@ -239,7 +239,7 @@ class SeveralFailuresTest(unittest.TestCase):
             FailureView(f"{name} failed", show_command="show x", account=f"account of {name}") for name in ("a", "b")
         )
         failure = combined([one, other, other])
-        self.assertEqual(failure.screen, "a failed\n\nand 2 more failures of this test\nall of it:  show x")
+        self.assertEqual(failure.screen, "a failed\n\nand 2 more failures of this test\ndetails:    show x")
         self.assertEqual(failure.account, "account of a\n\naccount of b\n\naccount of b")
         self.assertEqual(combined([one]), one)
         texts = [FailureView.of_text(text) for text in ("plain", "text")]
@@ -261,7 +261,7 @@ class FinalSummaryTest(unittest.TestCase):
         self.assertIn(
             "\n4 passed, 6 failed, 2 skipped in 12.5 s\n"
             "  passed: 1 passed, 1 leaked, 1 flaky, 1 expected failure\n"
-            "  failed: 1 by assertions, 2 error, 1 timeout, 1 crashed, 1 unexpected success\n",
+            "  failed: 1 assertion failure, 2 error, 1 timeout, 1 crashed, 1 unexpected success\n",
             report,
         )
 

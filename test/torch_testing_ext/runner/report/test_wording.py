@@ -99,7 +99,7 @@ class WordingTest(unittest.TestCase):
         plain = brief_failures.plain(lines)
         self.assertIn("  rank 0  WAITING FOR RANK 1  test_wording.py:20 in test_x\n", plain)
         self.assertRegex(plain, r"\n  > +20 \| ")
-        self.assertIn("all of it:  python run_test.py show test/distributed/test_example.py::Exa", plain)
+        self.assertIn("details:    python run_test.py show test/distributed/test_example.py::Exa", plain)
         self.assertIn(f"run again:  {CASE.rerun_command}", plain)
 
     def test_show_reads_the_journal(self):
