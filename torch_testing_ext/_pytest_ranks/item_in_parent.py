@@ -18,11 +18,11 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._process import early_threads, user_commands
+from torch_testing_ext._process import early_threads
 from torch_testing_ext._process.devices_setting import CPU, default_devices
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals
+from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals, run_again
 from torch_testing_ext._pytest_ranks.marks import (
     COMMAND,
     PLACE,
@@ -375,19 +375,11 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
 
 def case_of_item(item: Any) -> launch.Case:
     show_command = item.stash.get(SHOW_COMMAND, "")
-    return invocation.case_of(_name_of(item), str(item.path), _command(item), show_command)
+    return invocation.case_of(_name_of(item), str(item.path), run_again.command(item), show_command)
 
 
 def _name_of(item: Any) -> str:
     return pytest_internals.name_in_file(item) or str(item.name)
-
-
-def _command(item: Any) -> str:
-    if COMMAND in item.stash:
-        return str(item.stash[COMMAND])
-    file = user_commands.relative(str(item.path))
-    node = f"{file}::{pytest_internals.name_in_file(item)}"
-    return user_commands.command("-m", "pytest", *invocation.pytest_arguments, node)
 
 
 # -- the end

@@ -6,6 +6,7 @@ that is installed.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import inspect
 import io
@@ -59,6 +60,39 @@ def known_options() -> frozenset[str]:
     names = frozenset(name for group in groups for option in group.options for name in option.names())
     config._ensure_unconfigure()
     return names
+
+
+# The title of the options of pytest and of plugins that change what a run shows, and no outcome.
+_REPORTING = "Reporting"
+
+
+class _Recorder(argparse.Action):
+    """Records an option as words, in place of what it does."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        several = values if isinstance(values, list) else [] if values is None else [values]
+        words = [str(option_string), *several]
+        # A value may begin with a dash.
+        is_long = len(words) == 2 and words[0].startswith("--")
+        getattr(namespace, self.dest).extend(["=".join(words)] if is_long else words)
+
+
+def options_again(config: pytest.Config) -> list[str]:
+    """The options on the command line of a run, as words, without those that only report."""
+    # In a process of xdist, they are those of the run.
+    given = config.workerinput["mainargv"][1:] if hasattr(config, "workerinput") else config.invocation_params.args
+    of_run: Any = config._parser.optparser
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, fromfile_prefix_chars=of_run.fromfile_prefix_chars
+    )
+    for group in of_run._action_groups:
+        for action in group._group_actions:
+            if action.option_strings:
+                dest = "reporting" if group.title == _REPORTING else "deciding"
+                parser.add_argument(*action.option_strings, dest=dest, nargs=action.nargs, action=_Recorder)
+    recorded = argparse.Namespace(reporting=[], deciding=[])
+    parser.parse_known_args([str(word) for word in given], recorded)
+    return list(recorded.deciding)
 
 
 def add_property(config: pytest.Config, name: str, value: object) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_testing_ext._process import shell_words, user_commands
 from torch_testing_ext._process.project_folder import is_checkout
+from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._tests.kept_failures import CACHE
 from torch_testing_ext.launch.aspects import ASPECTS
 
@@ -21,10 +22,14 @@ def command(options: Options) -> str:
     written = _as_written(options)
     defaults = Options()
     words = [user_commands.runner()]
+    if any(aspect.words_again(options, 0) for aspect in ASPECTS):
+        # One repetition is named.
+        written = dataclasses.replace(written, repeat=None, overriding=written.overriding - {"repeat"})
     for field, spec in OPTION_TABLE.items():
         value = getattr(written, field)
         is_meant = not spec.needs or getattr(options, spec.needs)
-        if spec.in_command and is_meant and value != getattr(defaults, field):
+        is_set = field in written.overriding or value != getattr(defaults, field)
+        if spec.in_command and is_meant and is_set:
             words += [_word(field, spec, item) for item in (value if spec.many else (value,))]
     return " ".join(words)
 
@@ -36,7 +41,9 @@ def _as_written(options: Options) -> Options:
     root = options.drop_in_root
     places = (root,) if root is not None and is_checkout(root) else options.drop_in
     # Dropped-in tests have a cache of their own.
-    return dataclasses.replace(options, drop_in=places, cache=Options().cache)
+    return dataclasses.replace(
+        options, drop_in=places, cache=Options().cache, overriding=options.overriding - {"cache"}
+    )
 
 
 def _relative(path: Path) -> Path:
@@ -46,7 +53,7 @@ def _relative(path: Path) -> Path:
 def _word(field: str, spec: OptionSpec, value: Any) -> str:
     write = spec.write or shown_value
     text = shell_words.quote(write(value))
-    if spec.level is Level.SETTING:
+    if spec.level is Level.SETTING or spec.read is read_boolean:
         return f"-o {setting_name(field)}={text}"
     return f"{spec.flags[0]}={text}" if spec.alone else f"{spec.flags[0]} {text}"
 

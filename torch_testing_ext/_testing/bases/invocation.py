@@ -16,10 +16,6 @@ from torch_testing_ext._tests.source_files import source_file
 python_arguments: list[str] = []
 
 
-# Between `pytest` and the test.
-pytest_arguments: list[str] = []
-
-
 def case_of(name: str, file: str, rerun_command: str = "", show_command: str = "") -> launch.Case:
     """The case of a test of this name. Unless a runner keeps its account, and shows it by a command, a file has it."""
     if show_command:
@@ -37,17 +33,13 @@ def case_of_test(test: unittest.TestCase, result: Any) -> launch.Case:
 
 
 def command_of(test: unittest.TestCase, result: Any) -> str:
-    """Return the command that runs just this test again. The `result` object of another runner knows its own."""
+    """Return the command that runs just this test again. The `result` object of pytest or our runner knows its own."""
     command_of_result = getattr(result, "command_of", None)
     if command_of_result is not None:
         return str(command_of_result(test))
     cls = type(test)
     file = user_commands.relative(source_file(cls) or "?")
     name = f"{cls.__qualname__}.{test._testMethodName}"
-    # pytest has another type of result.
-    if not isinstance(result, unittest.TestResult):
-        node = f"{file}::{cls.__qualname__.replace('.', '::')}::{test._testMethodName}"
-        return user_commands.command("-m", "pytest", *pytest_arguments, node)
     if cls.__module__ == "__main__":
         # Only `python -m` sets the spec of the main module.
         spec = getattr(sys.modules["__main__"], "__spec__", None)

@@ -37,6 +37,7 @@ _PDB = Option(
     variable=DEBUG_RANK.name,
     of_variable=bool,
     configurable=False,
+    in_command=False,
 )
 _TRACE = Option(
     "trace",
@@ -48,6 +49,7 @@ _TRACE = Option(
     apart=_APART,
     alone="0",
     configurable=False,
+    in_command=False,
 )
 RANK = Option(
     "debug_rank",

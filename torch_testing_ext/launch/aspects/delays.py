@@ -32,6 +32,8 @@ _DELAYS = Option(
     "SEED",
     kind=str | None,
     alone=RANDOM,
+    # Each repetition has a seed of its own.
+    in_command=False,
 )
 
 

@@ -21,7 +21,6 @@ ACCELERATORS = Option(
     kind=int | None,
     pytest_help="emulate N accelerators on the CPU",
     apart={"cluster": "the nodes have the accelerators"},
-    in_command=True,
 )
 
 

@@ -64,7 +64,6 @@ _FAULTS = Option(
     kind=str | None,
     apart={"pdb": _STOPS, "trace": _STOPS},
     level=Level.HELP_ALL,
-    in_command=True,
 )
 _POINTS = Option(
     "sweep_points",
@@ -76,7 +75,6 @@ _POINTS = Option(
     default="calls",
     level=Level.SETTING,
     needs="sweep",
-    in_command=True,
 )
 _WITHIN = Option(
     "sweep_within",
@@ -88,7 +86,6 @@ _WITHIN = Option(
     default=10.0,
     level=Level.SETTING,
     needs="sweep",
-    in_command=True,
 )
 _FAIL = Option(
     "sweep_fail",
@@ -100,7 +97,6 @@ _FAIL = Option(
     default="nothing",
     level=Level.SETTING,
     needs="sweep",
-    in_command=True,
 )
 _KNOWN: Option[Any] = Option(
     "sweep_known",
@@ -111,7 +107,6 @@ _KNOWN: Option[Any] = Option(
     kind=_kind_of_known,
     level=Level.SETTING,
     needs="sweep",
-    in_command=True,
 )
 
 

@@ -26,6 +26,7 @@ PERFETTO = Option(
     "FILE",
     kind=Path | None,
     level=Level.HELP_ALL,
+    in_command=False,
 )
 
 

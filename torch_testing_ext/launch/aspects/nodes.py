@@ -27,7 +27,6 @@ _NODES = Option(
     setting=NODES,
     pytest_help="run each test in ranks as if on N machines",
     apart={"cluster": "the nodes of a cluster are real: each test runs on one of them"},
-    in_command=True,
 )
 
 

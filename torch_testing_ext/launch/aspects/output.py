@@ -27,6 +27,7 @@ SHOWN = Option(
     setting=STREAM,
     variable=STREAM.name,
     also=("-s",),
+    in_command=False,
 )
 
 

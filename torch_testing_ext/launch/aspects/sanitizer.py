@@ -51,7 +51,6 @@ _CHOSEN = Option(
     setting=KINDS,
     pytest_help="check the collectives of ranks more closely: default, all, or a list such as --sanitize=calls,nan",
     alone="default",
-    in_command=True,
 )
 _ORDER = Option(
     "sanitize_order",
@@ -63,7 +62,6 @@ _ORDER = Option(
     default="warn",
     setting=FAILS_FOR_ORDER,
     level=Level.SETTING,
-    in_command=True,
 )
 
 

@@ -29,7 +29,6 @@ _WORLD_SIZE = Option(
     kind=int | None,
     setting=SIZE_OF_MARKS,
     apart={"simulate": "whole worlds have a size of their own. Leave out one of them"},
-    in_command=True,
 )
 _WORLD = Option(
     "simulate",
@@ -48,7 +47,6 @@ _WORLD = Option(
         "sanitize": "ranks of a whole world are compared anyway. Leave out --sanitize",
         "sweep": "ranks of a whole world wait for nobody, so a fault hangs none of them. Leave out one of them",
     },
-    in_command=True,
 )
 
 

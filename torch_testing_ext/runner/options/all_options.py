@@ -50,12 +50,12 @@ from .values import (
     Warm,
 )
 
-_selection = OptionGroup("selection")
+_selection = OptionGroup("selection", in_command=False)
 _resources = OptionGroup("resources")
 _cluster = OptionGroup("cluster")
 _execution = OptionGroup("execution")
-_output = OptionGroup("output")
-_other = OptionGroup("other")
+_output = OptionGroup("output", in_command=False)
+_other = OptionGroup("other", in_command=False)
 T = TypeVar("T")
 
 
@@ -188,7 +188,9 @@ class RunOptions(AskedOptions):
 
     jobs: int = field(
         default_factory=system.cores,
-        metadata=_resources(count, "ranks at once on the CPU (default: all cores)", "N", also=("-j",)),
+        metadata=_resources(
+            count, "ranks at once on the CPU (default: all cores)", "N", also=("-j",), in_command=False
+        ),
     )
     gpus: Gpus = field(
         default=None,
@@ -196,7 +198,6 @@ class RunOptions(AskedOptions):
             read_gpus,
             "use N GPUs, or a list such as 0,2 (default: all)",
             "N|LIST",
-            in_command=True,
             write=write_gpus,
         ),
     )
@@ -208,7 +209,6 @@ class RunOptions(AskedOptions):
             "always the CPU",
             "auto|cpu",
             Level.SETTING,
-            in_command=True,
         ),
     )
     ranks_per_gpu: int = field(
@@ -218,7 +218,6 @@ class RunOptions(AskedOptions):
             "let up to N ranks share a GPU if a test needs more GPUs than there are",
             "N",
             Level.HELP_ALL,
-            in_command=True,
             variable=RANKS_PER_GPU,
         ),
     )
@@ -243,6 +242,7 @@ class RunOptions(AskedOptions):
             "directory of the lock files with which runs share accelerators (default: one per user, below /tmp)",
             "DIR",
             Level.SETTING,
+            in_command=False,
         ),
     )
     warm: Warm = field(
@@ -252,6 +252,7 @@ class RunOptions(AskedOptions):
             "keep torch imported between runs",
             "auto|on|off",
             alone=Warm.START.value,
+            in_command=False,
         ),
     )
 
@@ -262,7 +263,6 @@ class RunOptions(AskedOptions):
             "use a cluster: slurm, or Ray at auto, HOST:PORT or ray://HOST:PORT",
             "ADDRESS",
             Level.HELP_ALL,
-            in_command=True,
         ),
     )
     cluster_nodes: int | None = field(
@@ -287,7 +287,12 @@ class RunOptions(AskedOptions):
     cluster_timeout: float = field(
         default=300.0,
         metadata=_cluster(
-            read_seconds, "wait this long for nodes that are in use", "SECONDS", Level.SETTING, needs="cluster"
+            read_seconds,
+            "wait this long for nodes that are in use",
+            "SECONDS",
+            Level.SETTING,
+            needs="cluster",
+            in_command=False,
         ),
     )
     cluster_root: Path | None = field(
@@ -315,6 +320,7 @@ class RunOptions(AskedOptions):
             Level.SETTING,
             many=True,
             needs="cluster",
+            in_command=False,
         ),
     )
     cluster_env: str = field(
@@ -358,6 +364,7 @@ class RunOptions(AskedOptions):
             "stop after N failures",
             "N",
             values=(ValueFlag(("-x", "--exitfirst"), 1, "stop after the first failure"),),
+            in_command=False,
         ),
     )
     timeout: float = field(
@@ -367,22 +374,32 @@ class RunOptions(AskedOptions):
             "time limit of a test",
             "SECONDS",
             variable=DEFAULT_TIMEOUT,
-            in_command=True,
         ),
     )
     slow_after: float = field(
         default=30.0,
         metadata=_execution(
-            read_seconds, "report tests that are still running after this time", "SECONDS", Level.SETTING
+            read_seconds,
+            "report tests that are still running after this time",
+            "SECONDS",
+            Level.SETTING,
+            in_command=False,
         ),
     )
     retries: int = field(
-        default=0, metadata=_execution(count_or_zero, "retry a failed test up to N times", "N", also=("--reruns",))
+        default=0,
+        metadata=_execution(
+            count_or_zero, "retry a failed test up to N times", "N", also=("--reruns",), in_command=False
+        ),
     )
     flaky: CountAs = field(
         default=CountAs.PASS,
         metadata=_execution(
-            one_of(CountAs), "count a test that passes on a retry as passed or failed", "pass|fail", Level.HELP_ALL
+            one_of(CountAs),
+            "count a test that passes on a retry as passed or failed",
+            "pass|fail",
+            Level.HELP_ALL,
+            in_command=False,
         ),
     )
     leaked: CountAs = field(
@@ -392,7 +409,6 @@ class RunOptions(AskedOptions):
             "count a test that passes but leaves processes running as passed or failed",
             "pass|fail",
             Level.SETTING,
-            in_command=True,
         ),
     )
     repeat: int | Repeat | None = field(
@@ -401,7 +417,9 @@ class RunOptions(AskedOptions):
     )
     shuffle: int | Shuffle | None = field(
         default=None,
-        metadata=_execution(read_shuffle, "run tests in random order", "SEED", alone=Shuffle.RANDOM.value),
+        metadata=_execution(
+            read_shuffle, "run tests in random order", "SEED", alone=Shuffle.RANDOM.value, in_command=False
+        ),
     )
 
     verbosity: Verbosity = field(
@@ -485,6 +503,9 @@ class RunOptions(AskedOptions):
             in_command=True,
         ),
     )
+
+    # The fields of the options that the command line sets to another value than the sources before it.
+    overriding: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def drop_in_root(self) -> Path | None:

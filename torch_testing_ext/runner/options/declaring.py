@@ -43,8 +43,8 @@ class OptionSpec:
     of_pytorch: tuple[str, ...] = ()
     # The option without which this one means nothing.
     needs: str = ""
-    # In the command that runs a test again.
-    in_command: bool = False
+    # Whether it may change how a test ends: then it is in the command that runs the test again.
+    in_command: bool = True
     # The text that `read` reads as a value, where it is not the one that is shown.
     write: Callable[[Any], str] | None = None
     # The options that exclude it, by field, with the reason.
@@ -62,13 +62,15 @@ _SPEC = "spec"
 class OptionGroup:
     """A group of options in --help. Called, it makes the metadata of a field that is an option."""
 
-    def __init__(self, title: str):
+    def __init__(self, title: str, in_command: bool = True):
+        """`in_command`: of options that do not say otherwise."""
         self._title = title
+        self._in_command = in_command
 
     def __call__(
         self, read: Callable[[str], Any], help: str = "", metavar: str = "", level: Level = Level.HELP, **more: Any
     ) -> dict[str, OptionSpec]:
-        return {_SPEC: OptionSpec(self._title, read, help, metavar, level, **more)}
+        return {_SPEC: OptionSpec(self._title, read, help, metavar, level, **{"in_command": self._in_command, **more})}
 
 
 def declared_by(options: Iterator[Option[Any]]) -> list[tuple[str, Any, Any]]:
@@ -102,13 +104,15 @@ def specs_of(options: type[Any], own: type[Any], last_groups: str) -> dict[str, 
     """
     table = {}
     for each in dataclasses.fields(options):
+        if _SPEC not in each.metadata:
+            continue
         spec: OptionSpec = each.metadata[_SPEC]
         is_flag = spec.read is read_boolean or (spec.metavar and spec.level is not Level.OF_COMMANDS)
         if is_flag and each.name != "names":
             flags = (f"--{each.name.replace('_', '-')}", *spec.also)
             spec = dataclasses.replace(spec, flags=tuple(sorted(flags, key=lambda flag: flag.startswith("--"))))
         table[each.name] = spec
-    groups = list(dict.fromkeys(table[each.name].group for each in dataclasses.fields(own)))
+    groups = list(dict.fromkeys(table[each.name].group for each in dataclasses.fields(own) if each.name in table))
     before = groups.index(last_groups)
     others = [group for group in dict.fromkeys(spec.group for spec in table.values()) if group not in groups]
     order = [*groups[:before], *others, *groups[before:]]

@@ -20,6 +20,8 @@ def write_gpus(gpus: Gpus) -> str:
     """The text that `read_gpus` reads as these."""
     if isinstance(gpus, tuple):
         return ",".join(gpus) + ("," if len(gpus) == 1 else "")
+    if gpus is None:
+        return "all"
     return str(gpus) if gpus else "none"
 
 

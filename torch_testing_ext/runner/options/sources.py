@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import layers
 from .all_options import OPTION_TABLE, Options
@@ -44,13 +45,17 @@ def read_options(
         layers.of_environment(environ, cwd),
         layers.of_command_line(words, cwd),
     )
-    values = {}
+    values: dict[str, Any] = {}
     sources = {}
+    overriding: set[str] = set()
     for layer in in_order:
+        # At the end, those of the command line.
+        overriding = {field for field, (value, _) in layer.items() if field in values and values[field] != value}
         for field, (value, source) in layer.items():
             values[field] = value
             sources[field] = source
-    return ConfiguredOptions(complete(Options(**values), sources, cwd), sources)
+    options = Options(**values, overriding=frozenset(overriding))
+    return ConfiguredOptions(complete(options, sources, cwd), sources)
 
 
 def show_options(configured: ConfiguredOptions) -> str:

@@ -92,6 +92,9 @@ class TestXunit:
 def test_options():
     known = internals.known_options()
     assert {"-k", "--tb", "--basetemp", "--sanitize"} <= known and "--nosuch" not in known
+    config = internals.make_config(["-q", "-m", "not slow", "--tb=short", __file__], [])
+    assert internals.options_again(config) == ["-m", "not slow"]
+    internals.unconfigure(config)
 
 
 def test_xfail(request):

@@ -66,7 +66,7 @@ class CommandLineTest(OptionsCase):
             )
 
     def test_every_field_is_in_the_option_table(self):
-        self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)})
+        self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)} - {"overriding"})
 
     def test_values(self):
         for argv, field, value in (
