@@ -1,5 +1,8 @@
 """Groups that do not communicate have the rank and size that were asked for, whatever the backend was."""
 
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,7 +14,9 @@ from torch_testing_ext._torch.groups import dataless_groups
 
 @in_own_process
 def test_fake_backend():
-    dataless_groups.register_fake_backend()
+    for _ in range(2):
+        dataless_groups.register_fake_backend()
+    assert dist.Backend._plugins["FAKE"].extended_api
     fake_world(8)
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, 8, "fake")
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -37,7 +42,12 @@ def test_groups_that_become_fake(asked):
 
 
 def test_options_of_alike_ranks():
-    options = dataless_groups.options_of_alike_ranks()
-    offers = hasattr(getattr(dataless_groups.fake_process_group(), "Options", None), "simulate_uniform_ranks")
-    assert (options is not None) is offers
-    assert options is None or options.simulate_uniform_ranks
+    """Only a torch that has them can compute as if all ranks had the same values."""
+
+    class Options:
+        simulate_uniform_ranks = False
+
+    for offered, expected in ((Options, True), (object, None), (None, None)):
+        group = SimpleNamespace(Options=offered)
+        with mock.patch.object(dataless_groups, "fake_process_group", lambda group=group: group):
+            assert getattr(dataless_groups.options_of_alike_ranks(), "simulate_uniform_ranks", None) is expected

@@ -41,6 +41,20 @@ def test_collectives():
     assert flight_recorder.sequence_numbers() == {"0": (4, 3, 0)}
 
 
+def test_messages_that_no_longer_count():
+    """They have used up numbers, which the collectives after them lack."""
+    messages = flight_recorder.messages_of_process
+    numbers = {"0": (9, 4, 0), "1": (3, 3, 0)}
+    used_up = mock.patch.dict(flight_recorder.used_up, clear=True)
+    with used_up, mock.patch.object(flight_recorder, "sequence_numbers", lambda: numbers):
+        flight_recorder.forget_collectives()
+        assert flight_recorder.used_up == {}
+        messages._are_too_many = True
+        flight_recorder.forget_collectives()
+        assert flight_recorder.used_up == {"0": 5, "1": 0}
+        assert messages.count() == 0
+
+
 @in_own_process
 def test_stacks_do_not_import_the_compiler():
     world_of_one()
