@@ -25,7 +25,7 @@ from torch_testing_ext._collectives.failure import (
 )
 from torch_testing_ext._collectives.findings.abandoned_calls import latest_call_in_words
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
-from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.records.issued_calls import INIT, RankRecord
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut, warnings_once, without_accidents, without_colours, without_own_number
 from torch_testing_ext._process.words import MOST_LINES, group_by, grouped
@@ -223,6 +223,8 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
 def _still_running(record: RankRecord | None, site: Site | None) -> str:
     if record is None:
         return "still running"
+    if record.creating is not None and record.creating.is_default:
+        return f"in {INIT}"
     if (latest := record.latest) is None:
         return "runs, before any collective"
     is_in = site is not None and latest.site is not None and latest.site[:2] == site[:2]

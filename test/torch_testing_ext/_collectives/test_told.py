@@ -6,6 +6,7 @@ import pytest
 import told_causes
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
+import told_stores
 import told_threads
 import told_uneven
 from kit.told import add_tests
@@ -29,12 +30,17 @@ class InnocentTest(unittest.TestCase):
     """A rank that has done its part is not blamed."""
 
 
+class StoresTest(unittest.TestCase):
+    """A wait for a new world, or for a key, has words, also where there is no group yet."""
+
+
 class ThreadsTest(unittest.TestCase):
     """The collective of a thread is told, and not the wait for the thread."""
 
 
 add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
+add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)

@@ -87,7 +87,7 @@ def patient_store():
     return store
 
 
-@told("ranks 0, 1 wait for the keys 'a', 'b' of a store (line ", "which nobody sets", size=2)
+@told("ranks 0, 1 wait for the key 'b' of a store (line ", "which nobody sets", size=2)
 def one_of_two_keys(self):
     store = patient_store()
     store.set("a", "1")

@@ -36,6 +36,8 @@ class Program:
     levels: tuple[int, ...]
     told: tuple[str, ...] = ()
     seconds: float = 1000.0
+    # The ranks have a group before it begins.
+    joins: bool = True
 
     @property
     def name(self) -> str:
@@ -60,20 +62,22 @@ class Programs:
         self.planted: list[Program] = []
         self.sound: list[Program] = []
 
-    def told(self, *texts: str, size: int = 3, levels: tuple[int, ...] = (1, 2)) -> Callable[[Any], Any]:
+    def told(
+        self, *texts: str, size: int = 3, levels: tuple[int, ...] = (1, 2), seconds: float = 1000.0, joins: bool = True
+    ) -> Callable[[Any], Any]:
         """A program with a slip. `texts`: parts of the title."""
 
         def plant(body: Any) -> Any:
-            self._add(self.planted, Program(body, size, levels, texts))
+            self._add(self.planted, Program(body, size, levels, texts, seconds, joins))
             return body
 
         return plant
 
-    def quiet(self, size: int = 3, levels: tuple[int, ...] = (1, 2)) -> Callable[[Any], Any]:
+    def quiet(self, size: int = 3, levels: tuple[int, ...] = (1, 2), joins: bool = True) -> Callable[[Any], Any]:
         """A program without a slip."""
 
         def plant(body: Any) -> Any:
-            self._add(self.sound, Program(body, size, levels, seconds=120.0))
+            self._add(self.sound, Program(body, size, levels, seconds=120.0, joins=joins))
             return body
 
         return plant
@@ -95,7 +99,8 @@ def _class_of(program: Program, level: int) -> str:
 
 def _run(program: Program, level: int) -> Any:
     def runs(self: Any) -> None:
-        self.join_group()
+        if program.joins:
+            self.join_group()
         program.body(self)
 
     return sanitize(*LEVELS[level])(runs) if level > 1 else runs
@@ -138,8 +143,12 @@ def add_tests(cls: Any, programs: Programs, mark: Callable[[Any], Any] = lambda 
             for level in program.levels:
                 name = f"test_{program.name}_at_level_{level}"
                 assert not hasattr(cls, name), name
-                setattr(
-                    cls,
-                    name,
-                    mark(lambda self, check=check, program=program, level=level: check(self, programs, program, level)),
-                )
+                setattr(cls, name, mark(_test(check, programs, program, level)))
+
+
+def _test(check: Callable[..., None], programs: Programs, program: Program, level: int) -> Callable[[Any], None]:
+    # A mark of pytest decorates functions, but no lambda.
+    def test(self: Any) -> None:
+        check(self, programs, program, level)
+
+    return test

@@ -76,14 +76,19 @@ def _method_call_at(before: list[dis.Instruction], loads: Sequence[str]) -> Meth
     return MethodCall(path[0], arguments)
 
 
-def keys_in_words(frame: types.FrameType, method: str) -> tuple[str, ...]:
-    """The keys that a frame asks a store for: their values if variables give these, or else expressions."""
+def keys_in_words(
+    frame: types.FrameType, method: str, among: Callable[[Sequence[Any]], Sequence[Any]]
+) -> tuple[str, ...]:
+    """The keys that a frame asks a store for: their values if variables give these, or else expressions.
+
+    `among` chooses from the values of several.
+    """
     arguments, variables = _arguments_at(frame, method)
     if not arguments:
         return ()
     with suppress(LookupError):
         known = _value_of(arguments[0], variables)
-        return tuple(map(repr, known)) if isinstance(known, (list, tuple)) else (repr(known),)
+        return tuple(map(repr, among(known))) if isinstance(known, (list, tuple)) else (repr(known),)
     keys = arguments[0].elts if isinstance(arguments[0], (ast.List, ast.Tuple)) else arguments[:1]
     return tuple(_value_in_words(key, variables) for key in keys)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import gloo_messages, made_groups
+from torch_testing_ext._torch.groups.keys_of_stores import missing_keys
 
 from .event_loops import is_woken_by_threads_alone
 from .method_calls import keys_in_words, method_call_of, timeout_of_wait
@@ -44,7 +45,9 @@ def state_of_process() -> RankState | None:
             timeout = _in_main_frame(*calling, timeout_of_wait)
         if call.name in _METHODS_OF_STORES and (call.arguments == 1 or timeout is not None):
             owners = _in_main_frame(*calling, _owners)
-            keys = _in_main_frame(*calling, partial(keys_in_words, method=call.name)) or ()
+            store = _in_main_frame(*calling, partial(_named_in, path=call.owner))
+            among = partial(missing_keys, store)
+            keys = _in_main_frame(*calling, partial(keys_in_words, method=call.name, among=among)) or ()
         elif call.name == "wait" and not call.arguments:
             work = _in_main_frame(*calling, partial(_named_in, path=call.owner))
             in_collective = bool(made_groups.is_of_collective(work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from torch_testing_ext._collectives.records.issued_calls import shared_groups, whole_records
+from torch_testing_ext._collectives.records.issued_calls import INIT, OWN, STORE, shared_groups, whole_records
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 from torch_testing_ext._tests.outcomes import TestOutcome
 
@@ -12,6 +12,8 @@ from .finding import MOST_WAYS, Doing, Ended, Finding, FindingKind, calls_at, ca
 from .message_pairs import Records, Wait, unpaired
 
 _LONGEST_CYCLE = 5
+# What keeps the waits going that are no calls of others.
+WHY_NO_CALL_ENDS = {OWN: "which nothing in the process ends", STORE: "which nobody sets", INIT: "as which nobody joins"}
 
 
 def waiting_calls(records: Records) -> dict[int, list[Wait]]:
@@ -75,7 +77,7 @@ def describe_deadlock(
     abandoned = _abandoned(deadlocked, ended, lines, records)
     if abandoned is not None:
         return abandoned
-    causes = {rank: wait for rank, wait in deadlocked.items() if wait.is_at_store or wait.is_own}
+    causes = {rank: wait for rank, wait in deadlocked.items() if not wait.is_in_call}
     if causes:
         return _waits_that_nobody_ends(causes, deadlocked, lines, suspected)
     cycle = _cycle(deadlocked)
@@ -96,12 +98,14 @@ def describe_deadlock(
 def _waits_that_nobody_ends(
     causes: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
 ) -> Finding:
-    """The finding about ranks that wait for keys of a store, or in themselves: whoever might end that waits, too."""
+    """The finding about ranks that wait for keys of a store, for a new world, or in themselves: whoever might end
+    that waits, too, or has ended.
+    """
     sentences = []
-    for are_own, why in ((True, "which nothing in the process ends"), (False, "which nobody sets")):
-        waits = {rank: wait for rank, wait in causes.items() if wait.is_own == are_own}
+    for kind, why in WHY_NO_CALL_ENDS.items():
+        waits = {rank: wait for rank, wait in causes.items() if wait.call.kind == kind}
         if waits:
-            sentences.append(f"{_ranks_that_wait(waits)}, {why}")
+            sentences.append(f"{ranks_that_wait(waits)}, {why}")
     sentence = "; ".join(sentences)
     others = [rank for rank in sorted(deadlocked) if rank not in causes]
     if others:
@@ -112,11 +116,11 @@ def _waits_that_nobody_ends(
     return Finding(FindingKind.DEADLOCK, sentence, lines, tuple(sorted(causes)))
 
 
-def _ranks_that_wait(waits: Mapping[int, Wait]) -> str:
+def ranks_that_wait(waits: Mapping[int, Wait]) -> str:
     """The ranks with these waits, which are all of a kind, for what, and where."""
-    alike = grouped(((wait.cause, wait.call.line), rank) for rank, wait in sorted(waits.items()))
+    alike = grouped(((wait.cause, wait.in_line), rank) for rank, wait in sorted(waits.items()))
     parts = [
-        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {cause} ({line})"
+        f"{list_of(ranks)} {verb_for(ranks, 'waits', 'wait')} for {cause}{line}"
         for (cause, line), ranks in alike.items()
     ]
     hidden = len(parts) - MOST_WAYS
@@ -130,7 +134,7 @@ def _call_in_group(wait: Wait) -> str:
 
 
 def _waiting(rank: int, wait: Wait) -> Doing:
-    if wait.is_at_store or wait.is_own:
+    if not wait.is_in_call:
         return Doing(rank, f"waiting for {wait.cause}", wait.call.site, tuple(wait.missing), wait.name)
     call = _call_in_group(wait)
     return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
@@ -140,7 +144,7 @@ def _abandoned(
     deadlocked: Mapping[int, Wait], ended: Ended, lines: tuple[Doing, ...], records: Records
 ) -> Finding | None:
     for _, wait in sorted(deadlocked.items()):
-        gone = () if wait.is_own else tuple(rank for rank in wait.missing if rank in ended)
+        gone = () if wait.is_own or wait.is_in_init else tuple(rank for rank in wait.missing if rank in ended)
         if gone:
             waiting = [rank for rank, other in deadlocked.items() if _is_same_call(other, wait)]
             return abandoned_by(gone, ended, wait, waiting, deadlocked, lines, records)
@@ -177,7 +181,7 @@ def abandoned_by(
 
 def _is_made_in_like_groups(wait: Wait, records: Records) -> bool:
     """Whether there are other groups of this name, and each of their members has issued the call that is waited in."""
-    if wait.is_at_store or wait.is_own or wait.call.is_p2p:
+    if not wait.is_in_call or wait.call.is_p2p:
         return False
     by_rank = whole_records(records)
     like = [
@@ -224,7 +228,7 @@ def sentence_of_abandoned(gone: Sequence[int], ended: Ended, wait: Wait, waiting
     how = ended[gone[0]]
     left = f"{list_of(gone)} {'left' if how == TestOutcome.PASSED.value else how}"
     if wait.is_at_store:
-        return f"{left} without setting {wait.cause}; {are_waiting(waiting)} for it"
+        return f"{left} without setting {wait.cause}; {are_waiting(waiting)} for {'them' if len(wait.keys) > 1 else 'it'}"
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{left} without {doing}; {are_waiting(waiting)} in {wait.name}"

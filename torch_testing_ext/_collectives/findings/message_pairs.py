@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torch_testing_ext._collectives.records.issued_calls import (
+    INIT,
     OWN,
     STORE,
     Call,
@@ -19,6 +20,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     shared_groups,
     whole_records,
 )
+from torch_testing_ext._process.words import list_of
 
 Peer = TypeVar("Peer", int, int | None)
 # The records of the ranks of a test.
@@ -54,10 +56,21 @@ class Wait:
     keys: tuple[str, ...] = ()
     # Of messages that a rank receives from any, only the number is known: this may be another one.
     by_number: bool = False
+    # The numbers in a new world as which nobody has come.
+    absent: tuple[int, ...] = ()
 
     @property
     def is_at_store(self) -> bool:
         return self.call.kind == STORE
+
+    @property
+    def is_in_init(self) -> bool:
+        return self.call.kind == INIT
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether this is a collective, a message or the creation of a group, in which certain ranks are missing."""
+        return not (self.is_at_store or self.is_in_init or self.is_own)
 
     @property
     def is_own(self) -> bool:
@@ -68,9 +81,16 @@ class Wait:
         """The awaited object, if that is no call of others, in words."""
         if self.is_own:
             return "a lock, a queue, an event or a thread of its own"
+        if self.is_in_init:
+            return f"{list_of(self.absent)} of {len(self.group.ranks)} in {self.group.title}"
         if not self.keys:
             return "a key of a store"
         return f"the key{'s' * (len(self.keys) > 1)} {', '.join(self.keys)} of a store"
+
+    @property
+    def in_line(self) -> str:
+        """The line in parentheses, if it is known."""
+        return f" ({self.call.line})" if self.call.site or not self.is_in_init else ""
 
     @property
     def name(self) -> str:

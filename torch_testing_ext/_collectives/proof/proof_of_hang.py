@@ -62,10 +62,12 @@ class ProofRules:
     """The settings of a test that decide what counts as proof.
 
     `endless`: a collective whose time-out is at least this many seconds does not end by itself before the test does.
+    `ranks`: how many there are, also of those that are in no group.
     """
 
     endless: float
     may_differ: bool = False
+    ranks: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def judge_probe(
     mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
     if mismatch is not None:
         return _conclude_mismatch(before, mismatch, ended)
-    waiting = _with_waits_at_stores(_without_others(waiting, running), running, known)
+    waiting = _with_waits_at_stores(_without_others(waiting, running), running, known, rules.ranks)
     suspects = _suspects(waiting, ended, rules)
     calls = frozenset((rank, wait.call.order) for rank, in_calls in waiting.items() for wait in in_calls)
     evidence = replace(before, records=running, waits=calls)
@@ -143,16 +145,18 @@ def _without_others(waiting: WaitsByRank, running: RecordsByRank) -> dict[int, l
     return seen
 
 
-def _with_waits_at_stores(waiting: WaitsByRank, running: RecordsByRank, known: Records) -> dict[int, list[Wait]]:
+def _with_waits_at_stores(
+    waiting: WaitsByRank, running: RecordsByRank, known: Records, ranks: int
+) -> dict[int, list[Wait]]:
     """The waits of each rank, with those at stores."""
     all_waits = dict(waiting)
-    for rank, wait in waits_at_stores(running, known).items():
+    for rank, wait in waits_at_stores(running, known, ranks).items():
         # What its main thread has issued before does not matter; another thread may wait for it.
         state = running[rank].state
         has_other_threads = state is not None and bool(state.others)
         of_other_threads = waiting.get(rank, []) if has_other_threads else []
         all_waits[rank] = [*of_other_threads, wait]
-    for rank, wait in waits_in_own_process(running, known, waiting).items():
+    for rank, wait in waits_in_own_process(running, known, waiting, ranks).items():
         all_waits[rank] = [*waiting.get(rank, []), wait]
     return all_waits
 

@@ -21,19 +21,21 @@ from torch_testing_ext._collectives.records.issued_calls import (
 from torch_testing_ext._process.words import list_of, verb_for
 from torch_testing_ext._tests.source_files import is_library
 
+from .waits_in_init import absent_from_worlds, waits_in_init
+
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]
 # The number of such a wait among the calls of a rank: nothing comes after it.
 _LATEST = 1_000_000_000
 
 
-def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict[int, Wait]:
+def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord], ranks: int) -> dict[int, Wait]:
     """The ranks that wait at a store, each with the ranks that may end that: members of its group, or any rank.
 
-    A process that a rank has started may set a key, too.
+    A process that a rank has started may set a key, too. `ranks`: so many there are at least.
     """
     records = {record.rank: record for record in known}
-    everybody = _everybody(records.values())
+    everybody = _everybody(records.values(), ranks)
     may_be_set = any(record.state is not None and record.state.children for record in running.values())
     waits = {}
     for rank, record in running.items():
@@ -48,7 +50,8 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord]) -> dict
             peers = [member for member in making.members if member != rank]
             late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
             waits[rank] = _wait(record, state, "new_group", making.title, making.members, late)
-    return {rank: wait for rank, wait in waits.items() if wait.missing}
+    waits = {rank: wait for rank, wait in waits.items() if wait.missing}
+    return waits if may_be_set else {**waits, **waits_in_init(running, records.values(), everybody)}
 
 
 def _wait(
@@ -68,23 +71,25 @@ def _wait(
     return Wait(record.rank, group, call, missing, any_of, keys=state.keys if is_for_key else ())
 
 
-def _everybody(known: Iterable[RankRecord]) -> tuple[int, ...]:
+def _everybody(known: Iterable[RankRecord], ranks: int) -> tuple[int, ...]:
     members = {member for record in known for group in record.groups.values() for member in group.members}
-    return tuple(sorted(members))
+    return tuple(sorted(members.union(range(ranks))))
 
 
 def _others(rank: int, everybody: Iterable[int]) -> tuple[int, ...]:
     return tuple(other for other in everybody if other != rank)
 
 
-def waits_in_own_process(running: RecordsByRank, known: Iterable[RankRecord], waiting: WaitsByRank) -> dict[int, Wait]:
+def waits_in_own_process(
+    running: RecordsByRank, known: Iterable[RankRecord], waiting: WaitsByRank, ranks: int
+) -> dict[int, Wait]:
     """The ranks that wait for something of their own process. Any other rank may send a signal that ends that.
 
     So may the end of a call, by a callback: if the end of one is not known, no rank is missing. Those that a log says
     the rank has waited for are over, unless another thread waits for them. A rank whose other thread is in a call waits
     for that: its main thread only waits for this thread.
     """
-    everybody = _everybody(known)
+    everybody = _everybody(known, ranks)
     waits = {}
     for rank, record in running.items():
         state = record.state
@@ -105,7 +110,7 @@ def _makes(record: RankRecord | None, group: GroupRecord) -> bool:
 
 
 def suspected_creation(records: Records) -> Finding | None:
-    """Suspect the members for which a rank that makes a group waits: they do not make it."""
+    """Suspect the members for which a rank that makes a group, or joins a world, waits: they do not."""
     making: dict[int, GroupRecord] = {}
     for record in records:
         if record.creating is not None and not record.creating.is_default:
@@ -116,7 +121,7 @@ def suspected_creation(records: Records) -> Finding | None:
         absent = sorted(known.intersection(group.members).difference(makers))
         if absent:
             return _absent(group, [rank for rank in makers if rank in making], absent)
-    return None
+    return absent_from_worlds(records)
 
 
 def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:

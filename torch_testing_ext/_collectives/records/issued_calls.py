@@ -28,6 +28,8 @@ _ALIKE = (
 )
 # The kinds of waits that are no calls: at a store, and for what only the rank's own process can end, as a lock does.
 STORE, OWN = "get", "wait"
+# That for the other ranks of a new world.
+INIT = "init_process_group"
 
 
 class GroupKey(NamedTuple):

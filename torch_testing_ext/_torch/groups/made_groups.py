@@ -64,21 +64,20 @@ def timeout_of_store(owners: Iterable[Any] | None, timeout: float | None = None)
     """The seconds after which a wait at a store ends; None if this process does not wait at one.
 
     `timeout`: of this wait, if it has one of its own. `owners`: the objects of which it may call a method that stores
-    have; the default store is always one. None if it does not call any. `_get_default_store`, `Store.timeout`: 2.11 to
+    have; the default store is one, too. None if it does not call any. `_get_default_store`, `Store.timeout`: 2.11 to
     2.15.
     """
     if not groups_in_creation and owners is None:
         return None
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        return None
     c10d: Any = dist.distributed_c10d
     # `isinstance` reads an attribute of an owner that is no store, and deprecated names of torch warn about that.
-    given = [owner for owner in owners or () if issubclass(type(owner), c10d.Store)]
-    stores = [c10d._get_default_store(), *given]
+    stores = [owner for owner in owners or () if issubclass(type(owner), c10d.Store)]
+    if dist.is_initialized():
+        stores.append(c10d._get_default_store())
     ends = [float(store.timeout.total_seconds()) if timeout is None else timeout for store in stores]
-    return min([*ends, *(creation.timeout for creation in groups_in_creation)])
+    return min([*ends, *(creation.timeout for creation in groups_in_creation)], default=None)
 
 
 # SEND, RECV, RECVANYSOURCE and COALESCED of `OpType` in C++, which has no names in Python: 2.11 to 2.15.

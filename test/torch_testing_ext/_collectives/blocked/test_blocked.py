@@ -14,7 +14,7 @@ class Probe:
 
     def get(self, *args, **kwargs):
         frame = sys._getframe(1)
-        return method_calls.method_call_of(frame.f_code, frame.f_lasti), method_calls.keys_in_words(frame, "get")
+        return method_calls.method_call_of(frame.f_code, frame.f_lasti), method_calls.keys_in_words(frame, "get", list)
 
     def wait(self, *args, **kwargs):
         frame = sys._getframe(1)
