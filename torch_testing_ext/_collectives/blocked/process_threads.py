@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +27,8 @@ _METHODS_OF_STORES = ("get", "multi_get", "wait")
 _ISSUING_MESSAGES = ("isend", "irecv")
 # The deepest stack that is compared between two probes.
 _MOST_FRAMES = 30
+# A file store sleeps 10 ms between two looks.
+_MOST_LOOKS, _BETWEEN_LOOKS = 20, 0.002
 
 
 def state_of_process() -> RankState | None:
@@ -54,6 +57,9 @@ def state_of_process() -> RankState | None:
             message = gloo_messages.message_of_work(work)
             if call.result_of in _ISSUING_MESSAGES:
                 message = gloo_messages.latest_message_of(threading.main_thread().ident or 0)
+    at_store = made_groups.timeout_of_store(owners, timeout)
+    if at_store is not None:
+        threads = _with_main_at_rest(threads)
     return RankState(
         machine=os.uname().machine,
         main=os.getpid(),
@@ -67,7 +73,7 @@ def state_of_process() -> RankState | None:
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
         for_work=message is not None or _waits_for_work(threading.main_thread().ident or 0),
-        at_store=made_groups.timeout_of_store(owners, timeout),
+        at_store=at_store,
         keys=keys,
         in_collective=in_collective,
         message=message,
@@ -80,6 +86,18 @@ def _other_threads() -> tuple[ThreadState, ...]:
     own = threading.get_native_id()
     numbers = (int(name) for name in os.listdir("/proc/self/task"))
     return tuple(_thread_state(number) for number in numbers if number != own)
+
+
+def _with_main_at_rest(threads: tuple[ThreadState, ...]) -> tuple[ThreadState, ...]:
+    """These threads, the main one as it rests: one that waits at a file looks at that again and again."""
+    main = os.getpid()
+    resting = next(thread for thread in threads if thread.number == main)
+    for _ in range(_MOST_LOOKS):
+        if resting.state == "S":
+            break
+        time.sleep(_BETWEEN_LOOKS)
+        resting = _thread_state(main)
+    return tuple(resting if thread.number == main else thread for thread in threads)
 
 
 def _main_stack() -> tuple[tuple[tuple[str, int, str], ...], tuple[types.CodeType, int] | None]:

@@ -228,7 +228,9 @@ def sentence_of_abandoned(gone: Sequence[int], ended: Ended, wait: Wait, waiting
     how = ended[gone[0]]
     left = f"{list_of(gone)} {'left' if how == TestOutcome.PASSED.value else how}"
     if wait.is_at_store:
-        return f"{left} without setting {wait.cause}; {are_waiting(waiting)} for {'them' if len(wait.keys) > 1 else 'it'}"
+        return (
+            f"{left} without setting {wait.cause}; {are_waiting(waiting)} for {'them' if len(wait.keys) > 1 else 'it'}"
+        )
     if wait.call.is_p2p:
         doing = "receiving" if wait.call.kind == "send" else "sending"
         return f"{left} without {doing}; {are_waiting(waiting)} in {wait.name}"

@@ -21,7 +21,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
 from torch_testing_ext._process.words import list_of, verb_for
 from torch_testing_ext._tests.source_files import is_library
 
-from .waits_in_init import absent_from_worlds, waits_in_init
+from .waits_in_init import suspected_absence, waits_in_init
 
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]
@@ -121,7 +121,7 @@ def suspected_creation(records: Records) -> Finding | None:
         absent = sorted(known.intersection(group.members).difference(makers))
         if absent:
             return _absent(group, [rank for rank in makers if rank in making], absent)
-    return absent_from_worlds(records)
+    return suspected_absence(records)
 
 
 def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:

@@ -43,7 +43,7 @@ def waits_in_init(
 ) -> dict[int, Wait]:
     """The ranks that wait for others in `init_process_group`. Any rank that is not there may come as a missing one.
 
-    Worlds with the same store are taken for one, whatever the prefixes of their keys: then too few ranks wait here.
+    Those with the same store are taken for one world, whatever the prefixes of their keys: then too few ranks wait here.
     """
     joining = [_joining(record, record.creating) for record in running.values() if _joins(record)]
     taken = _taken(joining, known)
@@ -98,7 +98,7 @@ def _wait(each: _Joining, absent: tuple[int, ...], others: tuple[int, ...], titl
     return Wait(each.record.rank, group, call, others, any_of=True, absent=absent)
 
 
-def absent_from_worlds(records: Records) -> Finding | None:
+def suspected_absence(records: Records) -> Finding | None:
     """Suspect that nobody comes to a world that ranks wait to join."""
     ranks = [record.rank for record in records]
     waits = waits_in_init({record.rank: record for record in records}, records, ranks)

@@ -6,6 +6,7 @@ Others may take each of the modules.
     made_groups        the log of the groups of this process
     watched_groups     the watch that writes it
     flight_recorder    torch's record of collectives
+    keys_of_stores     keys that a store lacks
     gloo_messages      our record of gloo's sends and receives
     collective_errors  errors of collectives
     dataless_groups    groups that do not communicate
