@@ -98,9 +98,7 @@ def describe_deadlock(
 def _waits_that_nobody_ends(
     causes: Mapping[int, Wait], deadlocked: Mapping[int, Wait], lines: tuple[Doing, ...], suspected: bool
 ) -> Finding:
-    """The finding about ranks that wait for keys of a store, for a new world, or in themselves: whoever might end
-    that waits, too, or has ended.
-    """
+    """The finding about ranks that wait for keys, for a default group, or in themselves: nobody is left to end that."""
     sentences = []
     for kind, why in WHY_NO_CALL_ENDS.items():
         waits = {rank: wait for rank, wait in causes.items() if wait.call.kind == kind}

@@ -56,7 +56,7 @@ class Wait:
     keys: tuple[str, ...] = ()
     # Of messages that a rank receives from any, only the number is known: this may be another one.
     by_number: bool = False
-    # The numbers in a new world as which nobody has come.
+    # The ranks of a new default group that nobody has come as.
     absent: tuple[int, ...] = ()
 
     @property

@@ -4,5 +4,4 @@ Pure. Others take `proof_of_hang`.
 
     proof_of_hang  the theorem, its assumptions and its rules
     store_waits    waits at stores as calls
-    waits_in_init  waits for the ranks of a new world as calls
 """

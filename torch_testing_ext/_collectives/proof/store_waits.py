@@ -1,15 +1,19 @@
-"""Waits at a store: for a key, or for the other members of a group that a rank makes."""
+"""Waits at a store: for a key, or for the other members of a group that a rank makes or joins."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch_testing_ext._collectives.blocked.rank_state import RankState
 from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._collectives.findings.deadlocks import WHY_NO_CALL_ENDS, ranks_that_wait
 from torch_testing_ext._collectives.findings.finding import Finding, FindingKind
 from torch_testing_ext._collectives.findings.message_pairs import Records, Wait
 from torch_testing_ext._collectives.records.issued_calls import (
+    INIT,
     OWN,
     STORE,
     Call,
@@ -21,12 +25,10 @@ from torch_testing_ext._collectives.records.issued_calls import (
 from torch_testing_ext._process.words import list_of, verb_for
 from torch_testing_ext._tests.source_files import is_library
 
-from .waits_in_init import suspected_absence, waits_in_init
-
 RecordsByRank = Mapping[int, RankRecord]
 WaitsByRank = Mapping[int, list[Wait]]
 # The number of such a wait among the calls of a rank: nothing comes after it.
-_LATEST = 1_000_000_000
+_LATEST, _LATEST_OF_ALL = 1_000_000_000, 2_000_000_000
 
 
 def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord], ranks: int) -> dict[int, Wait]:
@@ -51,7 +53,7 @@ def waits_at_stores(running: RecordsByRank, known: Iterable[RankRecord], ranks: 
             late = tuple(peer for peer in peers if not _makes(records.get(peer), making))
             waits[rank] = _wait(record, state, "new_group", making.title, making.members, late)
     waits = {rank: wait for rank, wait in waits.items() if wait.missing}
-    return waits if may_be_set else {**waits, **waits_in_init(running, records.values(), everybody)}
+    return waits if may_be_set else {**waits, **_waits_in_init(running, records.values(), everybody)}
 
 
 def _wait(
@@ -121,7 +123,7 @@ def suspected_creation(records: Records) -> Finding | None:
         absent = sorted(known.intersection(group.members).difference(makers))
         if absent:
             return _absent(group, [rank for rank in makers if rank in making], absent)
-    return suspected_absence(records)
+    return _suspected_absence(records)
 
 
 def _absent(group: GroupRecord, makers: Sequence[int], absent: Sequence[int]) -> Finding:
@@ -141,3 +143,86 @@ def _of_that_name(record: RankRecord, group: GroupRecord) -> list[GroupRecord]:
         return [making]
     made = [other for other in record.groups.values() if (other.name, other.world) == identity]
     return made[-1:]
+
+
+@dataclass(frozen=True)
+class _Joining:
+    """A rank on its way into a world. `time`: how often it had joined one of this name at this store before."""
+
+    record: RankRecord
+    group: GroupRecord
+    time: int
+
+    @property
+    def world(self) -> tuple[str, str, int]:
+        return self.group.name, self.group.world, self.time
+
+
+def _waits_in_init(
+    running: Mapping[int, RankRecord], known: Iterable[RankRecord], everybody: Iterable[int]
+) -> dict[int, Wait]:
+    """The ranks that wait for others in `init_process_group`. Any rank that is not there may come as a missing one.
+
+    Those at one store are taken for one world, whatever the prefixes of their keys: then too few ranks wait here.
+    """
+    joining = [_joining(record, record.creating) for record in running.values() if _joins(record)]
+    taken = _taken(joining, known)
+    has_several = len({each.group.world for each in joining}) > 1
+    waits = {}
+    for each in joining:
+        absent = tuple(place for place in range(len(each.group.members)) if place not in taken[each.world])
+        there = [other.record.rank for other in joining if other.world == each.world]
+        others = tuple(rank for rank in everybody if rank not in there)
+        if absent:
+            where = f" at {os.path.basename(each.group.world)}" if has_several else ""
+            waits[each.record.rank] = _wait_in_init(each, absent, others, f"{INIT}{where}{_twice(each, joining)}")
+    return waits
+
+
+def _twice(one: _Joining, joining: Iterable[_Joining]) -> str:
+    """The ranks that have come as the same one of the world, in words; "" if there is only this one."""
+    place = one.group.index
+    alike = [each.record.rank for each in joining if (each.world, each.group.index) == (one.world, place)]
+    return f", where {list_of(alike)} are all rank {place}" if len(alike) > 1 else ""
+
+
+def _joins(record: RankRecord) -> bool:
+    return record.creating is not None and record.creating.is_default
+
+
+def _joining(record: RankRecord, group: GroupRecord | None) -> _Joining:
+    assert group is not None
+    made = {key.generation for key in record.groups if (key.name, key.world) == (group.name, group.world)}
+    return _Joining(record, group, len(made))
+
+
+def _taken(joining: Iterable[_Joining], known: Iterable[RankRecord]) -> dict[tuple[str, str, int], set[int]]:
+    """The places in each world as which some rank has come."""
+    taken: dict[tuple[str, str, int], set[int]] = {}
+    for each in joining:
+        taken.setdefault(each.world, set()).add(each.group.index)
+    for record in known:
+        for key, group in record.groups.items():
+            taken.setdefault((key.name, key.world, key.generation), set()).add(group.index)
+    return taken
+
+
+def _wait_in_init(each: _Joining, absent: tuple[int, ...], others: tuple[int, ...], title: str) -> Wait:
+    state = each.record.state
+    frames = () if state is None else state.frames
+    site = next((Site(*frame) for frame in frames if not is_library(frame[0])), None)
+    # Only a rank that has been asked while it waited is known to wait so long.
+    timeout = 0.0 if state is None or state.at_store is None else state.at_store
+    group = SharedGroup(GroupKey(title, 0, "store"), title, each.group.members)
+    call = Call(INIT, order=_LATEST_OF_ALL + each.time, timeout=timeout, site=site)
+    return Wait(each.record.rank, group, call, others, any_of=True, absent=absent)
+
+
+def _suspected_absence(records: Records) -> Finding | None:
+    """Suspect that nobody comes to a world that ranks wait to join."""
+    ranks = [record.rank for record in records]
+    waits = _waits_in_init({record.rank: record for record in records}, records, ranks)
+    if not waits:
+        return None
+    sentence = f"{ranks_that_wait(waits)}, {WHY_NO_CALL_ENDS[INIT]}"
+    return Finding(FindingKind.DEADLOCK, sentence, (sentence,), tuple(waits))
