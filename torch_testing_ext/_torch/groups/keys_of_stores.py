@@ -22,10 +22,11 @@ def missing_keys(store: Any, keys: Sequence[str]) -> list[str]:
     with suppress(Exception):
         import torch.distributed as dist
 
+        c10d: Any = dist.distributed_c10d
         owner = store
-        while isinstance(owner, dist.PrefixStore):
+        while isinstance(owner, c10d.PrefixStore):
             owner = owner.underlying_store
-        if isinstance(owner, dist.TCPStore):
+        if isinstance(owner, c10d.TCPStore):
             socket.create_connection((owner.host, owner.port), _PATIENCE).close()
             store = store.clone()
         missing = [key for key in keys if not store.check([key])]
