@@ -170,7 +170,7 @@ class OneScreenTest(OneScreenCase):
         """Each printed command is one of the runner of this project, and does what it says."""
         names = set()
         for name, shown in failures.items():
-            commands = re.findall(r"^(all of it|run again):  (.*)$", shown, re.MULTILINE)
+            commands = re.findall(r"^(details|run again): +(.*)$", shown, re.MULTILINE)
             self.assertTrue(commands or "for the same reason as" in shown, shown)
             title = shown.split("\n")[1:2]
             for kind, command in commands:
@@ -205,8 +205,8 @@ class OtherPlacesTest(OneScreenCase):
         ):
             with self.subTest(words=words):
                 said = run_warm(*words, cwd=self.root, env=environ, together=True).stdout
-                commands = dict(re.findall(r"^(all of it|run again):  (.*)$", said, re.MULTILINE))
-                show = shlex.split(commands["all of it"])
+                commands = dict(re.findall(r"^(details|run again): +(.*)$", said, re.MULTILINE))
+                show = shlex.split(commands["details"])
                 code, account = self.run_here(*show[show.index("show") :])
                 self.assertEqual(code, 0)
                 self.assertIn("To run it alone:\n", account)
