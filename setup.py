@@ -19,7 +19,10 @@ HERE = Path(__file__).resolve().parent
 LINK = re.compile(r"(?<!!)\[([^\]\[]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 PICTURE = re.compile(r"!\[([^\]\[]*)\]\((?![a-z]+:)([^)\s]+)\)\n*")
 EVERYTHING = (".ci", ".github", "benchmarks", "docs", "examples", "patches", "test")
-FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "run_test.py")
+FILES = (
+    *("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "GOVERNANCE.md", "MAINTAINERS.md", "SECURITY.md"),
+    *("mkdocs.yml", "run_test.py"),
+)
 HIDDEN = (".gitignore", ".pre-commit-config.yaml")
 UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", ".torch_testing_ext", ".hypothesis", "build")
 
