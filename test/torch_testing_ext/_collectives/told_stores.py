@@ -74,11 +74,13 @@ def one_waits_for_a_key_meanwhile(self):
 
 @told("ranks 0, 1 wait for rank 2 of 3 in init_process_group (line ", joins=True)
 def a_world_in_the_same_store_again(self):
+    dist.barrier()
     dist.destroy_process_group()
     for time_of_world in range(2):
         if self.rank == 2 and time_of_world == 1:
             return
         join(self, self.rank, 3, f"world {time_of_world}")
+        dist.barrier()
         dist.destroy_process_group()
 
 

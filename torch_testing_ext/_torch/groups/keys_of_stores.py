@@ -17,18 +17,17 @@ def missing_keys(store: Any, keys: Sequence[str]) -> list[str]:
     A thread that waits keeps the connection to a server for itself. `Store.clone`, `PrefixStore.underlying_store`,
     `TCPStore.host`: 2.11 to 2.15.
     """
-    if not 1 < len(keys) <= _MOST_KEYS:
-        return list(keys)
-    with suppress(Exception):
-        import torch.distributed as dist
+    from torch._C import _distributed_c10d as stores
 
-        c10d: Any = dist.distributed_c10d
-        owner = store
-        while isinstance(owner, c10d.PrefixStore):
-            owner = owner.underlying_store
-        if isinstance(owner, c10d.TCPStore):
+    if not (isinstance(store, stores.Store) and 1 < len(keys) <= _MOST_KEYS):
+        return list(keys)
+    owner: Any = store
+    while isinstance(owner, stores.PrefixStore):
+        owner = owner.underlying_store
+    with suppress(OSError, RuntimeError):
+        if isinstance(owner, stores.TCPStore):
             socket.create_connection((owner.host, owner.port), _PATIENCE).close()
-            store = store.clone()
+            store = store.clone()  # type: ignore[attr-defined]
         missing = [key for key in keys if not store.check([key])]
         return missing or list(keys)
     return list(keys)
