@@ -1,4 +1,4 @@
-"""Faults with expected deaths: what happens to which rank, at which point of a test, and what must follow."""
+"""Inject faults into ranks at chosen points of a test, and check that the other ranks recover."""
 
 from torch_testing_ext.fault_points import fault_point as fault_point, reached as reached
 

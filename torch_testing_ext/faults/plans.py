@@ -101,7 +101,7 @@ def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Ite
 
 
 def faults(*planned: Any, within: float | None = None, must_reach: Iterable[str] = ()) -> Callable[[T], T]:
-    """Decorator: these faults happen while the test runs, and each must.
+    """Decorator: inject these faults; the test fails if one of them does not happen.
 
     `within`: survivors end so many seconds after a fault at the latest. `must_reach`: names that some rank must give
     to `reached`.

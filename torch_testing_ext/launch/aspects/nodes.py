@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._process.declarations import AskedOptions, Option, Setting, number
+from torch_testing_ext._process.declarations import AskedOptions, Level, Option, Setting, number
 from torch_testing_ext._process.setting_readers import count
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -26,6 +26,7 @@ _NODES = Option(
     kind=int | None,
     setting=NODES,
     pytest_help="run each test in ranks as if on N machines",
+    level=Level.HELP_ALL,
     apart={"cluster": "the nodes of a cluster are real: each test runs on one of them"},
 )
 
