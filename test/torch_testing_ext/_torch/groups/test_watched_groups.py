@@ -10,7 +10,7 @@ import torch.distributed as dist
 from kit.own_process import error_of, in_own_process
 from kit.plain_groups import world_of_one
 
-from torch_testing_ext._torch.groups import made_groups, watched_groups
+from torch_testing_ext._torch.groups import group_creators, made_groups, watched_groups
 
 
 def watch(creating=lambda name: contextlib.nullcontext()):
@@ -39,6 +39,27 @@ def test_groups():
     assert made_groups.number_of_group(group) == 1 and world.made_at <= new.made_at
     # A context is entered before the group is, and left before it is noted.
     assert seen == [("0", None), 0, (new.name, None), 1]
+
+
+@in_own_process
+def test_groups_in_creation():
+    """A group is known while it is made, and no longer if that fails."""
+    seen = []
+
+    def take_part(arguments, create):
+        group = made_groups.group_in_creation()
+        seen.append((group.name, group.members, group.timeout))
+        if len(seen) == 2:
+            raise OSError
+        return create()
+
+    group_creators.take_part(take_part)
+    watch()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=40))
+    assert made_groups.group_in_creation() is None
+    assert isinstance(error_of(lambda: dist.new_group([0], timeout=timedelta(seconds=20))), OSError)
+    assert made_groups.group_in_creation() is None
+    assert [one[1:] for one in seen] == [((0,), 40), ((0,), 20)]
 
 
 @in_own_process
