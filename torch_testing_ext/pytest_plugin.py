@@ -36,7 +36,7 @@ from torch_testing_ext.launch.aspects.world import SIZE, SIZE_OF_MARKS
 
 if TYPE_CHECKING:
     from torch_testing_ext.layouts import Layout
-    from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn
+    from torch_testing_ext.ranks import DistEnv, Ranks, RunScript, Spawn, Traffic
 
 OPTION = "--drop-in"
 _GROUP = "torch_testing_ext"
@@ -292,6 +292,14 @@ def layout(request: pytest.FixtureRequest) -> Layout:
         pytest.fail("layout exists only in tests with the mark layouts: @pytest.mark.layouts('tp=2')", pytrace=False)
     # Each rank calls the test with its own.
     return typing.cast("Layout", None)
+
+
+@pytest.fixture(name="traffic")
+def _traffic() -> Traffic:
+    """A context manager that records what a block communicates: `with traffic(model) as seen`."""
+    from torch_testing_ext import traffic
+
+    return traffic.traffic
 
 
 @pytest.fixture(name="spawn")

@@ -7,4 +7,5 @@ from torch_testing_ext._testing.bases.values_of_fixtures import (
     Ranks as Ranks,
     RunScript as RunScript,
     Spawn as Spawn,
+    Traffic as Traffic,
 )

@@ -53,6 +53,7 @@ def program_places(innermost: FrameType | None) -> Iterator[tuple[str, int, str]
 
 
 _DISTRIBUTED = "distributed_c10d.py"
+_MODULE = os.path.join("nn", "modules", "module.py")
 AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
 FOR_JOIN = {
@@ -170,3 +171,12 @@ def parts_of(frame: Any) -> tuple[str, ...]:
     if sys.version_info < (3, 13):
         variables.clear()  # else this copy would keep tensors alive
     return tuple(str(value.placements) if name.endswith("spec") else f"{name} {value}" for name, value in given)
+
+
+def modules_of(innermost: FrameType | None) -> Iterator[Any]:
+    """The modules whose forward runs in a stack, innermost first. `Module._call_impl`: 2.11 to 2.15."""
+    frame = innermost
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl" and frame.f_code.co_filename.endswith(_MODULE):
+            yield frame.f_locals.get("self")
+        frame = frame.f_back

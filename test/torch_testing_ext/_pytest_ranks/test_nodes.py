@@ -101,7 +101,7 @@ class RunnerTest(RunsCase):
     def test_of_a_run(self):
         self.write("test/test_x.py", OF_RUN)
         run = run_test(self.root, "--nodes", "2")
-        self.assertEqual(run.code, 0, run.output)
+        self.assertEqual(run.code, 0, run.console)
 
 
 if __name__ == "__main__":

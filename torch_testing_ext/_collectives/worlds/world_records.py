@@ -6,21 +6,19 @@ Ranks that have done the same are of one class, and share their calls.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupKey, GroupRecord, RankRecord, generations
+from torch_testing_ext._collectives.records.rank_facts import RankFacts
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import HostWait, LogReader
 from torch_testing_ext._process.words import count, grouped, list_of, verb_for
 
 # What ranks note of values that nobody has communicated: they were read, or compared by an assertion, or that has
 # ended the rank.
 READ, COMPARED, CUT = "read", "compared", "cut"
-_BITS = re.compile(r"\d+")
-_BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
 
 
 class RankStep(NamedTuple):
@@ -158,17 +156,9 @@ class WorldRecords:
             for (method, site), ranks in read.items()
         ]
 
-    def issued(self, group: str | None, op: str | None) -> Iterator[list[Call]]:
-        """The calls of each rank in groups of a name, of one operation."""
-        for record in self.records:
-            listed = [(key, calls) for by_key in (record.calls, record.messages) for key, calls in by_key.items()]
-            yield [
-                call
-                for key, calls in listed
-                if group is None or _has_name(record.groups[key], group)
-                for call in calls
-                if op is None or call.kind == op
-            ]
+    def facts(self) -> Iterator[RankFacts]:
+        """The facts of each rank."""
+        return map(RankFacts, self.records)
 
 
 def order_of(step: RankStep) -> int:
@@ -180,22 +170,3 @@ def order_of(step: RankStep) -> int:
 def _keys(groups: Sequence[GroupRecord]) -> list[GroupKey]:
     used = generations(groups)
     return [GroupKey(group.name, number, "c10d", group.world) for group, number in zip(groups, used, strict=True)]
-
-
-def _has_name(group: GroupRecord, name: str) -> bool:
-    return name in group.names or (group.is_default and name == "world")
-
-
-def bytes_of(call: Call) -> int:
-    """The bytes that a rank hands over to a call."""
-    return sum(map(_bytes_of, call.given))
-
-
-def _bytes_of(tensor: str) -> int:
-    """The bytes of a tensor in words, such as `[4, 8] float32`."""
-    shape, _, dtype = tensor.rpartition(" ")
-    elements = 1
-    for size in _BITS.findall(shape):
-        elements *= int(size)
-    bits = _BITS.search(dtype)
-    return elements * _BYTES.get(dtype, int(bits.group()) // 8 if bits else 1)

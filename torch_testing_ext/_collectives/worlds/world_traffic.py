@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from torch_testing_ext._collectives.records.issued_calls import Call
+from torch_testing_ext._collectives.records.rank_facts import bytes_of
 
-from .world_records import RankClass, RankStep, WorldRecords, bytes_of
+from .world_records import RankClass, RankStep, WorldRecords
 from .world_views import WorldCall, WorldClass, WorldView
 
 # Rows and columns of a matrix that is shown.

@@ -160,6 +160,7 @@ class MultiThreadedTestCase(RankedTestCase):
     )
 
     MAIN_THREAD_RANK = PARENT
+    _has_own_calls = False
     # An override of run_test_with_threaded_pg may put exceptions here: (rank, sys.exc_info()).
     exception_queue: ClassVar[queue.Queue[tuple[int, ExcInfo]]] = queue.Queue()
     # The store of the ranks' process group.

@@ -4,7 +4,7 @@ import inspect
 import os
 import unittest
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
@@ -77,6 +77,8 @@ class RankedTestCase(TestCase):
     # Among the ranks of its node; in the parent, as `rank`.
     local_rank: Any = _LocalRank()
     _result: Any = None
+    # Whether each rank is a process.
+    _has_own_calls = True
 
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
@@ -97,6 +99,14 @@ class RankedTestCase(TestCase):
     @property
     def world_size(self) -> int:
         return DEFAULT_WORLD_SIZE
+
+    def traffic(self, model: Any = None) -> AbstractContextManager[Any]:
+        """In a rank: record what the block communicates: `with self.traffic(model) as seen`."""
+        from torch_testing_ext._testing.bases.traffic_blocks import TrafficError, traffic
+
+        if not self._has_own_calls:
+            raise TrafficError("ranks that are threads share the calls of their process")
+        return traffic(model)
 
     def _is_rank(self) -> bool:
         return getattr(self, "rank", PARENT) != PARENT

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from torch_testing_ext._testing.bases.scripts import ScriptRun
+
+if TYPE_CHECKING:
+    from torch_testing_ext._testing.bases.traffic_blocks import SeenTraffic
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,9 @@ class RunScript(Protocol):
         timeout: float | None = ...,
         launcher: str | None = ...,
     ) -> ScriptRun: ...
+
+
+class Traffic(Protocol):
+    """The function `traffic`, as the fixture of this name gives it."""
+
+    def __call__(self, model: torch.nn.Module | None = ...) -> AbstractContextManager[SeenTraffic]: ...

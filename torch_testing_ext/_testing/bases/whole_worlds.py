@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch_testing_ext._collectives.worlds import world_traffic
-from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
+from torch_testing_ext._collectives.worlds.world_records import WorldRecords
 from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import refuse_to_run_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict
@@ -43,11 +43,11 @@ class World:
 
     def calls(self, group: str | None = None, op: str | None = None) -> list[int]:
         """Count the calls of each rank: of one operation, in the groups of a name or of a dimension of a mesh."""
-        return [len(issued) for issued in self._records.issued(group, op)]
+        return [facts.calls(group, op) for facts in self._records.facts()]
 
     def bytes(self, group: str | None = None, op: str | None = None) -> list[int]:
         """Add up the bytes that each rank handed over as inputs of these calls."""
-        return [sum(map(bytes_of, issued)) for issued in self._records.issued(group, op)]
+        return [facts.bytes(group, op) for facts in self._records.facts()]
 
     def memory(self) -> list[int]:
         """The most bytes that the tensors of each rank had at once."""

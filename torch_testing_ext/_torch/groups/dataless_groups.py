@@ -52,3 +52,18 @@ def make_groups_fake(on_made: Callable[[], None]) -> None:
 
     fake_process_group().supports_coalescing = False
     group_creators.take_part(create_fake)
+
+
+def issue_without_peers() -> None:
+    """Issue an all_reduce that goes through c10d as any other, in a group of this rank alone that nobody knows.
+
+    `ProcessGroup`, `_register_backend`: 2.11 to 2.15.
+    """
+    import torch
+    import torch.distributed as dist
+
+    c10d: Any = dist
+    group = c10d.ProcessGroup(c10d.HashStore(), 0, 1)
+    backend = fake_process_group()._create_internal(0, 1)
+    group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.CUSTOM, backend)
+    group.allreduce([torch.zeros(1)]).wait()

@@ -68,6 +68,21 @@ def watch_process_groups(
     errors.watch(is_of_lost_peer)
 
 
+def note_living_groups() -> None:
+    """Note the groups that this process has made before it was watched. `_world.pg_map`, `pg_names`: 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    for group in list(c10d._world.pg_map) if dist.is_initialized() else ():
+        if group not in numbers_of_groups:
+            members = tuple(dist.get_process_group_ranks(group))
+            is_default = group is dist.group.WORLD  # type: ignore[attr-defined]
+            description = "default_pg" if is_default else str(group.group_desc)
+            name = str(c10d._world.pg_names[group])
+            numbers_of_groups[group] = len(noted_groups)
+            noted_groups.append(MadeGroup(name, description, members, dist.get_rank(group), "", _now()))
+
+
 def _watched_reconfigure(_: str, reconfigure: Callable[..., Any]) -> Callable[..., Any]:
     """Note the new members of a group that is reconfigured. `ProcessGroup.reconfigure`: 2.15."""
 

@@ -111,6 +111,8 @@ class OperationHook:
 
     def __init__(self) -> None:
         self.listener: Listener | None = None
+        # Another one, for a part of the test.
+        self.observer: Listener | None = None
         self._library: Any = None
         # The arguments of a call, by their identity, and its reduce operation, which takes long to find.
         self._latest_op: tuple[int, int | None] = (0, None)
@@ -130,7 +132,7 @@ class OperationHook:
     def remove(self) -> None:
         if self._library is not None:
             self._library._destroy()
-        self._library = self.listener = None
+        self._library = self.listener = self.observer = None
 
     def reduce_op_of(self, spec: OpSpec, args: tuple[Any, ...]) -> int | None:
         """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
@@ -153,17 +155,22 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
     redispatch = getattr(torch.ops.c10d, spec.name).default._handle.redispatch_boxed
 
     def kernel(keys: Any, *args: Any) -> Any:
-        listener = hook.listener
-        if listener is None:
+        listeners = [listener for listener in (hook.listener, hook.observer) if listener is not None]
+        if not listeners:
             return redispatch(keys & after, *args)
-        known = listener.before(spec, args)
+        known = []
+        for listener in listeners:
+            known.append(listener.before(spec, args))
         try:
             result = redispatch(keys & after, *_accepted(spec, args))
         except BaseException:
-            listener.raised(known)
+            for listener, call in zip(listeners, known, strict=True):
+                listener.raised(call)
             raise
-        other = listener.after(spec, known, args, result)
-        return result if other is None else other
+        for listener, call in zip(listeners, known, strict=True):
+            other = listener.after(spec, call, args, result)
+            result = result if other is None else other
+        return result
 
     return kernel
 

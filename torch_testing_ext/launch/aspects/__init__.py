@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_testing_ext.launch.aspect import Aspect
 
 from .addresses import ADDRESSES
+from .budgets_of_tests import BUDGETS
 from .debugger import DEBUGGER
 from .delays import DELAYS
 from .devices import DEVICES
@@ -38,5 +39,6 @@ ASPECTS: tuple[Aspect, ...] = (
     LANES_OF_RANKS,
     LEFTOVERS,
     REMARKS,
+    BUDGETS,
     WARNINGS,
 )

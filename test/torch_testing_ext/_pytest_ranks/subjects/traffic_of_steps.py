@@ -1,0 +1,181 @@
+"""Steps of training, sound or with planted faults, whose traffic is compared with budgets."""
+
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+IS_FAULTY = os.environ.get("PLANTED") == "1"
+
+
+class Layers(nn.Module):
+    def __init__(self, recomputes=False):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.recomputes = recomputes
+
+    def forward(self, x):
+        hidden = checkpoint(self.first, x, use_reentrant=False) if self.recomputes else self.first(x)
+        return self.second(self.norm(hidden).relu())
+
+
+def compare(step, traffic, model, name):
+    step()
+    step()
+    with traffic(model) as seen:
+        step()
+    seen.within(f"{name}.toml")
+    return seen
+
+
+@pytest.mark.world_size(2)
+def test_no_sync_forgotten(dist_env, traffic):
+    model = DistributedDataParallel(Layers(), broadcast_buffers=False)
+
+    def step():
+        for number in range(2):
+            with model.no_sync() if number == 0 and not IS_FAULTY else nullcontext():
+                model(torch.ones(4, 8)).sum().backward()
+
+    seen = compare(step, traffic, model, "no_sync")
+    assert seen.bytes("world", "all_reduce") > 0
+
+
+@pytest.mark.world_size(2)
+def test_buffers_broadcast(dist_env, traffic):
+    model = DistributedDataParallel(Layers(), broadcast_buffers=IS_FAULTY)
+    compare(lambda: model(torch.ones(4, 8)).sum().backward(), traffic, model, "buffers")
+
+
+@pytest.mark.world_size(4)
+def test_world_in_place_of_dp(dist_env, traffic):
+    group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")).get_group("dp")
+    gradient = torch.ones(16)
+    compare(lambda: dist.all_reduce(gradient, group=None if IS_FAULTY else group), traffic, None, "dp")
+
+
+@pytest.mark.world_size(2)
+def test_gather_per_chunk(dist_env, traffic):
+    chunks = torch.ones(4, 8)
+
+    def step():
+        for part in chunks if IS_FAULTY else [chunks]:
+            dist.all_gather([torch.empty_like(part) for _ in range(2)], part)
+
+    compare(step, traffic, None, "chunks")
+
+
+@pytest.mark.world_size(2)
+def test_objects_in_the_loop(dist_env, traffic):
+    def step():
+        dist.all_reduce(torch.ones(2))
+        if IS_FAULTY:
+            dist.all_gather_object([None, None], "loss")
+
+    compare(step, traffic, None, "objects")
+
+
+@pytest.mark.world_size(2)
+def test_barrier_in_the_loop(dist_env, traffic):
+    def step():
+        dist.all_reduce(torch.ones(2))
+        if IS_FAULTY:
+            dist.barrier()
+
+    compare(step, traffic, None, "barrier")
+
+
+@pytest.mark.world_size(2)
+def test_gradients_in_float32(dist_env, traffic):
+    dtype = torch.float32 if IS_FAULTY else torch.bfloat16
+    compare(lambda: dist.all_reduce(torch.ones(32, dtype=dtype)), traffic, None, "types")
+
+
+@pytest.mark.world_size(2)
+def test_norm_per_parameter(dist_env, traffic):
+    norms = torch.ones(5)
+
+    def step():
+        for norm in norms if IS_FAULTY else [norms]:
+            dist.all_reduce(norm)
+
+    compare(step, traffic, None, "norms")
+
+
+@pytest.mark.world_size(2)
+def test_replicated_and_back(dist_env, traffic):
+    mesh = init_device_mesh("cpu", (2,))
+    tensor = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+
+    def step():
+        dist.all_reduce(torch.ones(2))
+        if IS_FAULTY:
+            tensor.redistribute(mesh, [Replicate()]).to_local().sum()
+
+    compare(step, traffic, None, "dtensor")
+
+
+@pytest.mark.world_size(2)
+def test_gathered_again_at_recomputation(dist_env, traffic):
+    model = Layers(recomputes=True)
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (model.first, model.second):
+        fully_shard(part, mesh=mesh, reshard_after_forward=IS_FAULTY)
+    fully_shard(model, mesh=mesh)
+    compare(lambda: model(torch.ones(4, 8)).sum().backward(), traffic, model, "recomputed")
+
+
+@pytest.mark.world_size(2)
+def test_padded_all_to_all(dist_env, traffic):
+    def step():
+        rows = 8 if IS_FAULTY else 1 + dist_env.rank
+        sizes = [rows, rows] if IS_FAULTY else [1 + dist_env.rank] * 2
+        wanted = [8, 8] if IS_FAULTY else [1, 2]
+        dist.all_to_all_single(torch.empty(sum(wanted), 4), torch.ones(sum(sizes), 4), wanted, sizes)
+
+    compare(step, traffic, None, "padded")
+
+
+@pytest.mark.world_size(2)
+def test_break_of_the_graph(dist_env, traffic):
+    def body(x):
+        x = functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD))
+        if IS_FAULTY:
+            torch._dynamo.graph_break()
+            x = functional.wait_tensor(functional.all_reduce(x, "max", dist.group.WORLD))
+        return x
+
+    compiled = torch.compile(body, backend="aot_eager")
+    compare(lambda: compiled(torch.ones(4)), traffic, None, "compiled")
+
+
+@pytest.mark.world_size(2)
+def test_item_each_step(dist_env, traffic):
+    loss = torch.ones(())
+
+    def step():
+        dist.all_reduce(loss)
+        if IS_FAULTY:
+            loss.item()
+
+    seen = compare(step, traffic, None, "item")
+    assert seen.host_waits == 0
+
+
+@pytest.mark.world_size(4, nodes=2)
+def test_gathered_between_nodes(dist_env, traffic):
+    within = [dist.new_group([0, 1]), dist.new_group([2, 3])][dist_env.node]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])][dist_env.local_rank]
+    with traffic() as seen:
+        dist.all_gather([torch.empty(4)] * 2, torch.ones(4), group=across if IS_FAULTY else within)
+    assert seen.between_nodes() == 0

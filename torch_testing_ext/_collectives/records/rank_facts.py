@@ -1,0 +1,93 @@
+"""The facts of what one rank has issued: how many calls, how many bytes, at which lines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from .issued_calls import Call, GroupRecord, RankRecord
+
+_BITS = re.compile(r"\d+")
+_BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
+
+
+class Amount(int):
+    """A number that tells in its representation where it comes from, as a failed assertion shows it."""
+
+    lines: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        number = int.__repr__(self)
+        return f"{number} ({'; '.join(self.lines)})" if self.lines else number
+
+    __str__ = int.__repr__
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+
+class RankFacts:
+    """All that one rank has issued, after the fact."""
+
+    def __init__(self, record: RankRecord, modules: Mapping[int, str] = MappingProxyType({})):
+        """`modules`: by the order of a call, the name of the module that has issued it."""
+        self.record = record
+        self._modules = modules
+
+    def calls(self, group: str | None = None, op: str | None = None) -> Amount:
+        """Count the calls of one operation, in the groups of a name or of a dimension of a mesh."""
+        return self._amount([(call, 1) for call in self.issued(group, op)])
+
+    def bytes(self, group: str | None = None, op: str | None = None) -> Amount:
+        """Add up the bytes that the rank handed over as inputs of these calls."""
+        return self._amount_of_bytes(self.issued(group, op))
+
+    def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
+        """Yield the calls in groups of a name, of one operation."""
+        for known, call in self.with_groups():
+            if (group is None or has_name(known, group)) and (op is None or call.kind == op):
+                yield call
+
+    def with_groups(self) -> Iterator[tuple[GroupRecord, Call]]:
+        """Yield each call with its group."""
+        for by_key in (self.record.calls, self.record.messages):
+            for key, calls in by_key.items():
+                yield from ((self.record.groups[key], call) for call in calls)
+
+    def place_of(self, call: Call) -> str:
+        """The line of a call, and the module that it was issued for."""
+        module = self._modules.get(call.order, "")
+        return f"{call.site or 'line unknown'}{f', in {module}' if module else ''}"
+
+    def _amount_of_bytes(self, calls: Iterable[Call]) -> Amount:
+        return self._amount([(call, bytes_of(call)) for call in calls])
+
+    def _amount(self, counted: Iterable[tuple[Call, int]]) -> Amount:
+        places: Counter[str] = Counter()
+        for call, number in counted:
+            places[f"{call.kind} at {self.place_of(call)}"] += number
+        amount = Amount(places.total())
+        amount.lines = tuple(f"{number} by {place}" for place, number in places.most_common())
+        return amount
+
+
+def has_name(group: GroupRecord, name: str) -> bool:
+    """Whether a test may call a group by this name."""
+    return name in group.names or (group.is_default and name == "world")
+
+
+def bytes_of(call: Call) -> int:
+    """The bytes that a rank hands over to a call."""
+    return sum(map(_bytes_of, call.given))
+
+
+def _bytes_of(tensor: str) -> int:
+    """The bytes of a tensor in words, such as `[4, 8] float32`."""
+    shape, _, dtype = tensor.rpartition(" ")
+    elements = 1
+    for size in _BITS.findall(shape):
+        elements *= int(size)
+    bits = _BITS.search(dtype)
+    return elements * _BYTES.get(dtype, int(bits.group()) // 8 if bits else 1)

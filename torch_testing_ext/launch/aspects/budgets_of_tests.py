@@ -1,0 +1,32 @@
+"""Budgets of what tests communicate: whether files with them are compared, or written."""
+
+from __future__ import annotations
+
+from torch_testing_ext._process.declarations import Option, Setting, either
+from torch_testing_ext._process.setting_readers import read_boolean
+from torch_testing_ext.launch.aspect import Aspect
+
+IS_UPDATED = Setting("TORCH_TESTING_EXT_UPDATE_BUDGETS", "0 or 1", either("0", "1"), False)
+_UPDATE = Option(
+    "update_budgets",
+    "execution",
+    read_boolean,
+    "write the budgets that tests name from what they communicate",
+    kind=bool,
+    default=False,
+    setting=IS_UPDATED,
+    pytest_help="write the budgets that tests name from what they communicate",
+    apart={"cluster": "the files of budgets are on this machine"},
+    configurable=False,
+)
+
+
+class BudgetsOfTests(Aspect):
+    """Has tests write their budgets instead of keeping them."""
+
+    name = "budgets"
+    is_always_on = False
+    options = (_UPDATE,)
+
+
+BUDGETS = BudgetsOfTests()
