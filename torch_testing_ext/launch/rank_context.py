@@ -41,7 +41,7 @@ class RankContext:
 
     @property
     def place(self) -> Place:
-        """Where this rank is."""
+        """The place of this rank among the nodes."""
         return self.nodes.place(self.rank, self.world_size)
 
     def enter(self) -> None:

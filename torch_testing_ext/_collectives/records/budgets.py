@@ -40,7 +40,7 @@ def title_of(group: GroupRecord) -> str:
 
 
 def amounts_of(facts: RankFacts) -> dict[tuple[str, str], Budgeted]:
-    """What a rank has issued."""
+    """Add up what a rank has issued."""
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
     for group, call in facts.with_groups():

@@ -1,4 +1,4 @@
-"""What ranks on different pretended nodes must not find of each other in torch."""
+"""The walls in torch between ranks on different pretended nodes."""
 
 from __future__ import annotations
 

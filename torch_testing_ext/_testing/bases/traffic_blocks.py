@@ -1,4 +1,4 @@
-"""`traffic`: what a block of a test communicates, as numbers for assertions."""
+"""The context manager `traffic`: what a block of a test communicates, as numbers for assertions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrafficError(RuntimeError):
 
 
 class SeenTraffic(RankFacts):
-    """What a block has communicated in this rank. It is complete when the block has ended."""
+    """The communication of a block in this rank. It is complete when the block has ended."""
 
     def __init__(self) -> None:
         super().__init__(RankRecord(0, {}, {}, True, None))
@@ -64,7 +64,7 @@ class SeenTraffic(RankFacts):
 
     @property
     def host_waits(self) -> Amount:
-        """How often the program has waited for a value of a tensor: item(), tolist(), bool(), synchronize()."""
+        """The number of times that the program has read the value of a tensor: item(), tolist(), bool() and so on."""
         self._require_end()
         amount = Amount(self._waits.total())
         amount.lines = tuple(f"{number} by {place}" for place, number in self._waits.most_common())

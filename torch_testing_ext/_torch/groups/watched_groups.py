@@ -76,7 +76,7 @@ def note_living_groups() -> None:
     for group in list(c10d._world.pg_map) if dist.is_initialized() else ():
         if group not in numbers_of_groups:
             members = tuple(dist.get_process_group_ranks(group))
-            is_default = group is dist.group.WORLD  # type: ignore[attr-defined]
+            is_default = group is dist.group.WORLD
             description = "default_pg" if is_default else str(group.group_desc)
             name = str(c10d._world.pg_names[group])
             numbers_of_groups[group] = len(noted_groups)

@@ -11,11 +11,12 @@ from unittest import mock
 from torch_testing_ext._collectives.findings import mismatches
 from torch_testing_ext._collectives.findings.finding import FindingKind
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._collectives.records.rank_facts import bytes_of
 from torch_testing_ext._collectives.sanitizer.issued_call import Issued
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL, LogReader, LogWriter, text_of
 from torch_testing_ext._collectives.worlds import world_progress
 from torch_testing_ext._collectives.worlds.world_progress import Progress, judge
-from torch_testing_ext._collectives.worlds.world_records import WorldRecords, bytes_of
+from torch_testing_ext._collectives.worlds.world_records import WorldRecords
 from torch_testing_ext._collectives.worlds.world_traffic import traffic, view_of
 from torch_testing_ext.common_utils import run_tests
 
