@@ -36,6 +36,11 @@ class Alignment:
                 for rank, look in by_rank.items():
                     self._place(name, rank, look)
 
+    def is_renamed(self, module: str) -> bool:
+        """Whether some rank has a parameter of a module under another name than the reference."""
+        own = [(name, other) for (name, _), other in self._names.items() if name != other]
+        return bool(module) and any(name.startswith(f"{module}.") for name, _ in own)
+
     def _place(self, name: str, rank: int, look: TensorLook) -> None:
         local, whole = look.local, self.starts.get(name)
         if local is None:

@@ -86,9 +86,19 @@ class Comparison:
             uncovered = next(self.aligned.uncovered(), None)
             if uncovered is not None:
                 finding = LayoutFinding(step, kind, uncovered[0], [Reason("uncovered", "", uncovered[1])])
+        if finding is None and is_loaded and kind == "param":
+            finding = self._lost_states(step)
         if finding is not None:
             finding.is_after_loading = is_loaded
         return finding
+
+    def _lost_states(self, step: int) -> LayoutFinding | None:
+        """The optimizer has states in the reference, and none at all after loading."""
+        had = [name for at, kind, name in self.reference.looks if (at, kind) == (step, "state")]
+        if not had or any((at, kind) == (step, "state") for at, kind, _ in self.run.looks):
+            return None
+        reason = Reason("state_lost", "", f"the optimizer has lost its states, such as {had[0]}: it begins anew")
+        return LayoutFinding(step, "state", "the optimizer's state", [reason], had, len(had))
 
     # -- tensors
 

@@ -87,7 +87,8 @@ def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: i
 class ModuleSearch:
     """The first module whose output, or the gradient of that, differs, in the order of the reference."""
 
-    def __init__(self, reference: LayoutRun, run: LayoutRun, setup: Setup, step: int):
+    def __init__(self, reference: LayoutRun, run: LayoutRun, setup: Setup, step: int, aligned: Alignment):
+        self._aligned = aligned
         self.reference, self.run, self.setup, self.step = reference, run, setup, step
         self._rows = self._rows_of_ranks()
         self._data_ranks = math.prod(size for axis, size in run.axes.items() if axis in setup.data)
@@ -157,7 +158,7 @@ class ModuleSearch:
         """Whether these are a cut, or shares, of the reference's activation, by samples and whichever axis fits."""
         whole = self.reference.of_reference((self.step, kind, name))
         looks = self.run.looks[self.step, kind, name]
-        if whole is None:
+        if whole is None or self._aligned.is_renamed(name):
             return _UNKNOWN
         want = {}
         for rank, look in looks.items():

@@ -332,7 +332,10 @@ class Hypotheses:
     def of_earlier(self, now: torch.Tensor, before: torch.Tensor, held: Held) -> list[Reason]:
         """A gradient in which that of the step before is still there."""
         both = "that of this step and that of the step before: gradients are not cleared"
-        for text, value in ((both, now + before), ("that of the step before", before)):
+        # What is left may have been summed once more.
+        sizes = {1, *(self.size(over) for over in subsets(self.axes))}
+        left = [(both, now + size * before) for size in sorted(sizes)]
+        for text, value in (*left, ("that of the step before", before)):
             if self._is(value, held):
                 return [Reason("stale", "", f"is {text}")]
         return []

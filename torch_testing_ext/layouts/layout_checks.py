@@ -238,7 +238,8 @@ class _Reference:
             probed = replace(self._setup, probe=finding.step)
             reference = self._ran(train, self._options.reference, probed, case)
             probed_run = self._ran(train, run.text, probed, case)
-            diagnosis.ModuleSearch(reference, probed_run, setup, finding.step).add_to(finding)
+            aligned = Alignment(self._run, run)
+            diagnosis.ModuleSearch(reference, probed_run, setup, finding.step, aligned).add_to(finding)
 
     def _weigh_samples(
         self, train: Train, finding: LayoutFinding, run: LayoutRun, setup: Setup, case: launch.Case

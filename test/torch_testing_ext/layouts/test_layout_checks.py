@@ -36,36 +36,80 @@ class LayoutCase(TestCase):
         self.assertIn(text, str(caught.exception))
 
 
+def planted(function, *mistakes):
+    return lambda layout: function(layout, *mistakes)
+
+
 def by_hand(*mistakes):
-    return lambda layout: programs.train_by_hand(layout, *mistakes)
+    return planted(programs.train_by_hand, *mistakes)
 
 
-# A mistake, the layout that shows it, and what is told: tensor, kind, axis.
-BY_HAND = (
-    ("unreduced input", "tp=2", "blocks.1.norm.bias", "missing_sum", "tp"),
-    ("loss times tp", "tp=2", "loss", "times", "tp"),
-    ("unreduced dp", "dp=2", "head.bias", "missing_sum", "dp"),
-    ("unreduced head", "dp=2", "head.weight", "missing_sum", "dp"),
-    ("local norm", "tp=2", "norm", "norm_local", "tp"),
-    ("norm counts replicas", "tp=2", "norm", "norm", "tp"),
-    ("norm omits head", "tp=2", "norm", "norm_omits", ""),
-    ("local token counts", "dp=2", "loss", "weighted", ""),
+# A training, its mistake, the layout that shows it, and what is told: tensor, kind, axis.
+CHEAP = (
+    (programs.train_by_hand, "unreduced input", "tp=2", "blocks.1.norm.bias", "missing_sum", "tp"),
+    (programs.train_by_hand, "loss times tp", "tp=2", "loss", "times", "tp"),
+    (programs.train_by_hand, "norm counts replicas", "tp=2", "norm", "norm", "tp"),
+    (programs.train_by_hand, "local token counts", "dp=2", "loss", "weighted", ""),
+    (programs.train_experts, "unreduced router", "tp=2", "moe.router.bias", "missing_sum", "tp"),
+    (programs.train_experts, "experts times ep", "ep=2", "moe.experts.3.bias", "times", "ep"),
+    (programs.train_sequence, "unreduced norm", "tp=2", "block.norm.bias", "missing_sum", "tp"),
+    (programs.train_pipeline, "tied unreduced", "pp=2", "embedding.weight", "missing_sum", "pp"),
+)
+OTHERS = (
+    (programs.train_by_hand, "unreduced dp", "dp=2", "head.bias", "missing_sum", "dp"),
+    (programs.train_by_hand, "unreduced head", "dp=2", "head.weight", "missing_sum", "dp"),
+    (programs.train_by_hand, "reduced copy", "dp=2", "head.weight", "missing_sum", "dp"),
+    (programs.train_by_hand, "mean of means", "dp=2", "loss", "weighted", ""),
+    (programs.train_by_hand, "local norm", "tp=2", "norm", "norm_local", "tp"),
+    (programs.train_by_hand, "norm omits head", "tp=2", "norm", "norm_omits", ""),
+    (programs.train_by_hand, "norm omits up", "tp=2", "norm", "norm_omits", ""),
+    (programs.train_by_hand, "seeded by rank", "tp=2", "head.weight", "unlike", "tp"),
+    (programs.train_by_hand, "scattered over another group", "tp=2", "blocks.0.up.weight", "uncovered", ""),
+    (programs.train_by_hand, "offset dropped", "tp=2", "blocks.1.offset", "zero", ""),
+    (programs.train_by_hand, "learning rate times dp", "dp=2", "embedding.weight", "update", ""),
+    (programs.train_by_hand, "moments lost", "dp=2 -> dp=2", "the optimizer's state", "state_lost", ""),
+    (programs.train_by_hand, "loaded by one rank", "dp=2 -> dp=2", "embedding.weight", "unlike", "dp"),
+    (programs.train_by_hand, "mapping overwritten", "tp=2 -> single", "blocks.0.up.weight", "rows", ""),
+    (programs.train_by_hand, "scheduler lost", "dp=2 -> dp=2", "embedding.weight", "update", ""),
+    (programs.train_experts, "experts divided by ep", "ep=2", "moe.experts.3.bias", "divided", "ep"),
+    (programs.train_experts, "auxiliary times ep", "ep=2", "balance", "times", "ep"),
+    (programs.train_sequence, "loss divided by sp", "tp=2", "loss", "divided", "tp"),
+    (programs.train_context, "loss times cp", "cp=2", "2.bias", "times", "cp"),
+    (programs.train_pipeline, "tied twice", "pp=2", "embedding.weight", "times", "pp"),
+    (programs.train_pipeline, "divided once more", "pp=2", "loss", "divided", "pp"),
+    (programs.train_accumulating, "rescaled", "dp=2", "head.bias", "weighted", ""),
+    (programs.train_accumulating, "not cleared", "dp=2", "head.bias", "stale", ""),
+    (programs.train_with_own_loader, "a sample twice", "dp=2", "samples", "samples", "dp"),
+)
+# A mistake that no rule explains is told by where values first differ.
+BY_MODULE = (
+    (programs.train_by_hand, "unreduced output", "tp=2", "the output of blocks.0; after that of blocks.0.down"),
+    (programs.train_context, "local attention", "cp=2", "the output of 1; after that of 1.v"),
+    (programs.train_context, "labels shifted", "cp=2", "it is the loss, or what it is given beside the model's output"),
+    (programs.train_vocabulary, "padding in the loss", "tp=2", "it is the loss, or what it is given beside"),
 )
 
 
 class PlantedMistakesTest(LayoutCase):
-    def test_by_hand(self):
-        for mistake, *told in BY_HAND:
+    def tell(self, rows):
+        for function, mistake, *told in rows:
             with self.subTest(mistake):
-                self.told(by_hand(mistake), *told)
+                self.told(planted(function, mistake), *told)
 
-    def test_the_first_wrong_module(self):
-        """A mistake that no rule explains is told by its module."""
-        with self.assertRaises(LayoutError) as caught:
-            check_layouts(by_hand("unreduced output"), "tp=2")
-        self.assertIn(
-            "first wrong in forward: the output of blocks.0; after that of blocks.0.down", str(caught.exception)
-        )
+    def test_cheap_ones(self):
+        self.tell(CHEAP)
+
+    @pytest.mark.slow
+    def test_others(self):
+        self.tell(OTHERS)
+        dropout = planted(programs.train_by_hand, "dropout", "dropout unlike")
+        self.told(dropout, "tp=2", "call 0", "dropout_unlike", "tp")
+
+    @pytest.mark.slow
+    def test_modules(self):
+        for function, mistake, text, module in BY_MODULE:
+            with self.subTest(mistake), self.refused(module):
+                check_layouts(planted(function, mistake), text)
 
     def test_the_screen(self):
         error = self.told(by_hand("unreduced head"), "dp=2", "head.weight", "missing_sum", "dp")
@@ -76,13 +120,56 @@ class PlantedMistakesTest(LayoutCase):
         self.assertEqual(error.reports[0].data()["tensor"], "head.weight")
 
 
+def by_torch(parallelize, loads_first=True):
+    return lambda layout: programs.train_torch(layout, parallelize, loads_first)
+
+
+SOUND = (
+    (
+        by_hand(),
+        "dp=2 tp=2",
+        "tp=4",
+        "tp=2 -> tp=2",
+        "tp=2 -> dp=2",
+        "dp=2 -> tp=2",
+        "tp=2 -> single",
+        "single -> tp=2",
+    ),
+    (by_hand("dropout"), "tp=2", "dp=2"),
+    (planted(programs.train_experts), "tp=2", "ep=2", "ep=4"),
+    (planted(programs.train_sequence), "tp=2"),
+    (planted(programs.train_pipeline), "pp=2"),
+    (planted(programs.train_accumulating), "dp=2"),
+    (planted(programs.train_with_own_loader), "dp=2", "dp=4"),
+    (planted(programs.train_vocabulary), "tp=2"),
+    (by_torch(programs.ddp), "dp=2"),
+    (by_torch(programs.fsdp2), "dp=2", "dp=4"),
+    (by_torch(programs.fsdp2, False), "dp=2"),
+    (by_torch(programs.tensor_parallel), "tp=2"),
+    (by_torch(programs.tensor_parallel_and_fsdp2), "dp=2 tp=2"),
+)
+
+
 class SoundProgramsTest(LayoutCase):
     def test_by_hand(self):
         self.alike(by_hand(), "tp=2", "dp=2")
 
     @pytest.mark.slow
-    def test_by_hand_on_four_ranks(self):
-        self.alike(by_hand(), "dp=2 tp=2", "tp=4", "tp=2 -> tp=2", "dp=2 -> single")
+    def test_all(self):
+        for seed in (1, 2):
+            for train, *texts in SOUND:
+                with self.subTest(texts=texts, seed=seed):
+                    self.alike(train, *texts, seed=seed)
+
+    @pytest.mark.slow
+    def test_context(self):
+        """The samples are cut by positions, too, and are the only thing that is not compared."""
+        (report,) = check_layouts(planted(programs.train_context), "cp=2")
+        self.assertEqual(list(report.not_compared), ["the samples"])
+
+    @pytest.mark.slow
+    def test_bfloat16(self):
+        self.alike(by_torch(programs.ddp), "dp=2", dtypes=(torch.bfloat16,))
 
     @layouts("dp=2")
     def test_the_decorator(self, layout):
@@ -172,6 +259,13 @@ class RefusalsTest(LayoutCase):
             check_layouts(by_hand(), "single -> single", save_after=2)
         with self.refused("has 2 arrows", ValueError):
             check_layouts(by_hand(), "tp=2 -> dp=2 -> tp=2")
+
+
+@pytest.mark.layouts("dp=2", "tp=2")
+def test_the_mark(layout, tmp_path):
+    """Fixtures of the test are those of pytest's process."""
+    assert tmp_path.is_dir()
+    programs.train_by_hand(layout)
 
 
 class TokensTest(TestCase):
