@@ -27,7 +27,7 @@ DEBUG_RANK: Setting[int | None] = Setting("TORCH_TESTING_EXT_DEBUG_RANK", "a ran
 _APART = {"cluster": "tests on a cluster have no terminal"}
 _PDB = Option(
     "pdb",
-    "checks and debugging",
+    "diagnosis",
     read_boolean,
     "open pdb where a rank fails",
     kind=bool,
@@ -41,7 +41,7 @@ _PDB = Option(
 )
 _TRACE = Option(
     "trace",
-    "checks and debugging",
+    "diagnosis",
     _read_rank,
     "stop in pdb at the first line (default: rank 0)",
     "RANK",

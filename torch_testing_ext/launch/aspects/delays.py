@@ -26,7 +26,7 @@ SEEDS = "0, 1, 2 ..."
 SEED: Setting[int | None] = Setting("TORCH_TESTING_EXT_DELAYS", f"a seed: {SEEDS}", number, None)
 _DELAYS = Option(
     "delays",
-    "checks and debugging",
+    "diagnosis",
     _read_seed,
     "delay collectives at random, to find races",
     "SEED",

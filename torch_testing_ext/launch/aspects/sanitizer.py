@@ -43,7 +43,7 @@ KINDS: Setting[frozenset[SanitizeKind]] = Setting(
 FAILS_FOR_ORDER = Setting("TORCH_TESTING_EXT_SANITIZE_ORDER", "warn or fail", either("warn", "fail"), False)
 _CHOSEN = Option(
     "sanitize",
-    "checks and debugging",
+    "diagnosis",
     _checked_kinds,
     "check more closely: default, all, or a list",
     "KINDS",
@@ -54,7 +54,7 @@ _CHOSEN = Option(
 )
 _ORDER = Option(
     "sanitize_order",
-    "checks and debugging",
+    "diagnosis",
     words("warn", "fail"),
     "warn or fail if ranks issue collectives of overlapping groups in opposite orders",
     "warn|fail",

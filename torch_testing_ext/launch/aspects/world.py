@@ -32,7 +32,7 @@ _WORLD_SIZE = Option(
 )
 _WORLD = Option(
     "simulate",
-    "checks and debugging",
+    "diagnosis",
     count,
     "simulate N ranks, without communication",
     "N",

@@ -61,7 +61,6 @@ _INSTEAD = {
     "--max-fail": "--maxfail N",
     "--stress-count": "--repeat N",
     "--no-capture": "-s",
-    **{f"--sweep-{name}": f"-o sweep.{name}=VALUE" for name in ("points", "within", "fail", "known")},
 }
 
 # Examples of values that are not numbers, by the option's first flag.

@@ -16,7 +16,7 @@ from torch_testing_ext._process.words import nearest
 
 from .all_options import OPTION_TABLE, Options
 from .command_line import ParsedWords
-from .names import TABLES, setting_name
+from .names import setting_name
 from .values import UsageError
 
 DEFAULT = "default"
@@ -54,7 +54,7 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
             settings[key] = value
             continue
         for name, item in value.items():
-            settings[key if name == TABLES.get(key) else f"{key}.{name}"] = item
+            settings[key if name == "address" else f"{key}.{name}"] = item
     return settings
 
 

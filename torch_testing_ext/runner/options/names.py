@@ -7,15 +7,14 @@ from typing import Any
 from .all_options import OPTION_TABLE
 from .declaring import Level
 
-# In pyproject.toml, each has a table for its settings; its own value is the setting with this name there.
-TABLES = {"cluster": "address", "sweep": "faults"}
-
 
 def setting_name(field: str) -> str:
     """The name of an option in configuration files: `cluster.nodes`, `lease-folder`."""
-    name = field.replace("_", "-")
-    table, _, rest = name.partition("-")
-    return f"{table}.{rest}" if table in TABLES and rest else name
+    table = OPTION_TABLE[field].needs if field in OPTION_TABLE else ""
+    # An option has a table for the settings that mean nothing without it.
+    start = f"{table}_"
+    name = f"{table}.{field.removeprefix(start)}" if table and field.startswith(start) else field
+    return name.replace("_", "-")
 
 
 def written_name(field: str) -> str:

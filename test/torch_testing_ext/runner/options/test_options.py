@@ -141,7 +141,7 @@ class CommandLineTest(OptionsCase):
             (("--show-config",), "--show-config is not an option. Use torchtest config"),
             (("--ff",), "--ff is not an option. Use --last-failed"),
             (("--exclude", "a"), "--exclude is not an option. Use --deselect ID, -k 'not NAME'"),
-            (("--sweep-within=3",), "--sweep-within is not an option. Use -o sweep.within=VALUE"),
+            (("--sweep-within=3",), "--sweep-within is not an option. Did you mean: -o sweep.within=VALUE"),
             (("--repeat",), "--repeat needs a value: a number of runs, such as --repeat 20"),
             (("--cache",), "--cache needs a value"),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
@@ -185,7 +185,7 @@ class CommandLineTest(OptionsCase):
                 "selection",
                 "resources",
                 "execution",
-                "checks and debugging",
+                "diagnosis",
                 "output",
                 "other",
                 "exit codes",
@@ -313,8 +313,8 @@ class LayersTest(OptionsCase):
         options = self.options()
         self.assertEqual((options.exclude, options.shuffle, options.maxfail), (("a", "b"), Shuffle.RANDOM, 2))
         self.assertEqual((options.cluster, options.cluster_nodes), ("slurm", 2))
-        self.write("pyproject.toml", "[tool.torch_testing_ext.sweep]\nfaults = 'kill'\nwithin = 3\n")
-        self.assertEqual((self.options().sweep, self.options().sweep_within), ("kill", 3.0))
+        self.write("pyproject.toml", "[tool.torch_testing_ext.sweep]\nwithin = 3\n")
+        self.assertEqual(self.options().sweep_within, 3.0)
 
     def test_toml_lists_of_one_value(self):
         """Names of GPUs and of variables, which are written with commas elsewhere."""
