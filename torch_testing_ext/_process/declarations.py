@@ -69,6 +69,7 @@ class Option(Generic[T]):
         in_runner: bool = True,
         level: Level = Level.HELP,
         alone: str = "",
+        instead: str = "",
         **more: Any,
     ):
         """`field`: its name, with underscores. `group`: its title in --help. `read` raises ValueError.
@@ -76,7 +77,8 @@ class Option(Generic[T]):
         `kind`: the type of its values, or a function that returns it. `setting`: the variable by which its value
         reaches ranks. `pytest_help`: pytest has the option, too. `apart`: by name, the options that it cannot be
         combined with, and why. `variable`: one that has the same effect without the runner; `of_variable` reads it.
-        `alone`: the value that the flag alone means. `more`: further fields of the runner's OptionSpec.
+        `alone`: the value that the flag alone means. `instead`: the option of the runner in its place. `more`:
+        further fields of the runner's OptionSpec.
         """
         self.field = field
         self.group = group
@@ -93,6 +95,7 @@ class Option(Generic[T]):
         self.in_runner = in_runner
         self.level = level
         self.alone = alone
+        self.instead = instead
         self.more = more
 
     @property

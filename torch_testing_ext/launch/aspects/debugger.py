@@ -59,6 +59,7 @@ RANK = Option(
     kind=int,
     default=0,
     in_runner=False,
+    instead="--trace=RANK",
     pytest_help="the rank that breakpoint(), --pdb and --trace debug (default for the last two: 0), without a time "
     "limit",
 )

@@ -18,6 +18,7 @@ from torch_testing_ext import __version__
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._process.words import NEAR
+from torch_testing_ext.launch.aspects import ASPECTS
 
 from .all_options import OPTION_TABLE, Options
 from .commands import COMMANDS
@@ -53,7 +54,6 @@ ALIASES = frozenset(
 # By a flag that there was, or that another runner has: what to write instead.
 _INSTEAD = {
     "--shake": "--repeat N --delays (a seed: --delays=SEED)",
-    "--debug-rank": "--trace=RANK",
     "--show-config": "torchtest config",
     **dict.fromkeys(("--ff", "--failed-first"), "--last-failed"),
     "--exclude": "--deselect ID, -k 'not NAME', or the setting exclude",
@@ -221,8 +221,9 @@ class _Arguments:
         by_name.update((known.lstrip("-"), known) for known in flags)
         near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
-        if flag in _INSTEAD and not self._command:
-            return f"{flag} is not an option. Use {_INSTEAD[flag]}"
+        instead = {option.flag: option.instead for aspect in ASPECTS for option in aspect.options if option.instead}
+        if not self._command and (used := (instead | _INSTEAD).get(flag)):
+            return f"{flag} is not an option. Use {used}"
         if self._command:
             return f"{self._name} has no option {flag}.{advice} ({self._name} --help lists its options)"
         why = why_not_for_pytest(flag)
