@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, FinishedTest, Lease, NodeOfRun, RunHeader, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, LeftOut, NodeOfRun, RunHeader, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,13 @@ class Importing:
     left: int  # how many are not imported yet
     total: int
     at: float = 0.0  # wall-clock time, in seconds since the epoch
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The tests were found, of which the options leave some out; before the run starts."""
+
+    left_out: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ class RunEnded:
 
 Event: TypeAlias = (
     Importing
+    | Collected
     | RunBegan
     | UnitBegan
     | TestBegan

@@ -56,6 +56,16 @@ class Test:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """A test, or a file that stands for its tests, that the options leave out of a run."""
+
+    test: TestId
+    why: str  # the option and its value: "-k 'not slow'"
+    line: int = 0
+    marks: tuple[str, ...] | None = ()
+
+
+@dataclass(frozen=True)
 class Unit:
     """The tests that run in one process with one lease: a single test, or all tests that share fixtures."""
 

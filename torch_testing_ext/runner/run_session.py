@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import shlex
 import sys
 import time
 import traceback
@@ -35,9 +36,9 @@ from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typical_seconds
 
 from . import aspects_of_run, doors
-from .events import AttemptEnded, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
+from .events import AttemptEnded, Collected, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .loading import load_as_of
-from .model import Attempt, ExitCode, FinishedTest, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
+from .model import Attempt, ExitCode, FinishedTest, LeftOut, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .site_protocol import Found, OpenSite, RunSite, Work
 
@@ -273,7 +274,9 @@ def _planned(
     discovered = _discovered(found)
     affected.record(site.reads(), discovered)
     options = dataclasses.replace(options, jobs=found.slots)
-    selected, broken = _selected(chosen, discovery)
+    not_run = [attempt.test for attempt in discovery.not_run]
+    decisions = list(chosen.selection.decisions((*discovery.tests, *not_run), chosen.known_files))
+    selected, broken = _selected(decisions, discovery)
     selected = aspects_of_run.tests_with(options, selected)
     tests, in_shard = _in_shard(options, earlier, selected, broken)
     to_run, note = _to_rerun(options, earlier, chosen, tests)
@@ -287,16 +290,61 @@ def _planned(
     planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions)
     remarks = aspects_of_run.remarks(options, [str(test.id) for test in discovered])
     warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, remarks)
-    return Work(options, planned, failing, found.inventory, discovered, warnings)
+    left_out = _left_out(options, chosen, decisions, tests, to_run)
+    return Work(options, planned, failing, found.inventory, discovered, warnings, left_out)
 
 
-def _selected(chosen: Chosen, discovery: Discovery) -> tuple[list[Test], list[Attempt]]:
+def _left_out(
+    options: Options,
+    chosen: Chosen,
+    decisions: Iterable[tuple[Test, str]],
+    in_shard: Sequence[Test],
+    to_run: Sequence[Test],
+) -> tuple[LeftOut, ...]:
+    """The tests that do not run, and the files that are not imported, each with the option that leaves it out."""
+    values = {
+        "by name": (*options.names, *options.include),
+        "--exclude": options.exclude,
+        "--deselect": options.deselect,
+        "-k": options.keyword,
+        "-m": options.marks,
+    }
+
+    def shown(why: str) -> str:
+        return f"{why} {shlex.join(values[why])}"
+
+    stays = {test.id for test in in_shard}
+    runs = {test.id for test in to_run}
+    part = options.shard
+    left_out = []
+    for test, why in decisions:
+        if why:
+            why = shown(why)
+        elif part is not None and test.id not in stays:
+            why = f"--shard {part.index}/{part.count}"
+        elif test.id not in runs:
+            why = f"--affected {options.affected}" if chosen.affected else "--last-failed"
+        if why:
+            left_out.append(LeftOut(test.id, why, test.line, test.marks))
+    imported = set(chosen.files)
+    by_name = "by name" if values["by name"] else "--exclude"
+    for file in chosen.known_files:
+        if file not in imported:
+            by_earlier_runs = chosen.affected or options.rerun is Rerun.LAST_FAILED
+            left_out.append(LeftOut(TestId(file), "by earlier runs" if by_earlier_runs else shown(by_name)))
+    return tuple(left_out)
+
+
+def _selected(
+    decisions: Iterable[tuple[Test, str]], discovery: Discovery
+) -> tuple[list[Test], list[Attempt]]:
     """The selected tests that can run; and the broken files, with the selected tests that cannot."""
     not_run = {attempt.test.id: attempt for attempt in discovery.not_run}
-    known = (*discovery.tests, *(attempt.test for attempt in discovery.not_run))
     tests = []
     broken = list(discovery.broken)
-    for test in chosen.selection.tests(known, chosen.known_files):
+    for test, why in decisions:
+        if why:
+            continue
         if test.id in not_run:
             broken.append(not_run[test.id])
         else:
@@ -510,6 +558,7 @@ def _run_work(
     if not work.tests and work.options.affected is None:
         nothing.append("nothing is selected: no test matches")
     warnings = _each_once(earlier.warnings, work.warnings, nothing, prepared.warnings)
+    reporters.on_event(Collected(work.left_out))
     for warning in warnings:
         reporters.on_event(Warned(warning))
     summary = engine.run(work.plan, work.broken, lambda: deferred.reason)

@@ -20,7 +20,7 @@ from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 from .events import Reporter
-from .model import Attempt, Lease, Test, Unit
+from .model import Attempt, Lease, LeftOut, Test, Unit
 from .options import Options
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Work:
     # All tests of the imported files, selected or not.
     discovered: tuple[Test, ...]
     warnings: tuple[str, ...]
+    # What the options leave out.
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def tests(self) -> tuple[Test, ...]:

@@ -456,6 +456,16 @@ class RunOptions(AskedOptions):
             read_boolean, "print what a report of a bug needs instead", level=Level.OF_COMMANDS, configurable=False
         ),
     )
+    run_file: Path | None = field(
+        default=None,
+        metadata=_output(read_path, "write the run as one file, for merge, diff, census and others", "FILE"),
+    )
+    run_file_logs: bool = field(
+        default=False,
+        metadata=_output(
+            read_boolean, "keep the logs of tests that passed in --run-file, too", level=Level.SETTING
+        ),
+    )
     journal: Path | None = field(
         default=None,
         metadata=_output(

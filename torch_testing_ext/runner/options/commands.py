@@ -33,7 +33,7 @@ COMMANDS = {
         "[options] [JOURNAL]",
         "Write reports of the latest run, or of the run of a JOURNAL, and print its summary."
         "\nThe run may have been killed.",
-        ("junitxml", "html", "perfetto", "results", "durations", "about", "cache"),
+        ("junitxml", "html", "perfetto", "results", "run_file", "durations", "about", "cache"),
     ),
     "why": CommandSpec(
         "explain why --affected selects a test or not",

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 # pyproject.toml declares the same.
 OWN_REPORTS = {
-    name: f"torch_testing_ext.runner.report.own_reports:{name}"
-    for name in ("junit", "html", "perfetto", "json", "github")
+    **{
+        name: f"torch_testing_ext.runner.report.own_reports:{name}"
+        for name in ("junit", "html", "perfetto", "json", "github")
+    },
+    "run_file": "torch_testing_ext.runner.run_files.writing:run_file",
 }
 
 
@@ -53,7 +56,15 @@ def make_reporters(options: Options, stream: TextIO, environ: Mapping[str, str])
     def warn(message: str) -> None:
         console.on_event(Warned(message))
 
-    request = ReportRequest(options, environ, command, console.writer, warn)
+    request = ReportRequest(
+        options,
+        environ,
+        command,
+        console.writer,
+        warn,
+        coloured=console.styler.is_coloured,
+        columns=columns(stream, environ),
+    )
     reporters: list[Reporter] = [_make_journal(options, warn), *_from_door(request)]
     if status is not None:
         reporters.append(status)

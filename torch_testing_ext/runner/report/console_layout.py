@@ -44,10 +44,10 @@ class Styler:
     """Applies styles to text, if colours are on."""
 
     def __init__(self, coloured: bool):
-        self._coloured = coloured
+        self.is_coloured = coloured
 
     def __call__(self, style: Style, text: str) -> str:
-        if not self._coloured:
+        if not self.is_coloured:
             return text
         return f"\x1b[{style.value}m{text}\x1b[0m"
 

@@ -20,20 +20,27 @@ from torch_testing_ext._process import locks, messages
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.events import (
     AttemptEnded,
+    Collected,
     Event,
+    Output,
     RunBegan,
     RunEnded,
+    StatusRequested,
     Stopping,
     TestBegan,
     TestFinished,
+    TestIsSlow,
     UnitBegan,
     UnitEnded,
+    WaitingForDevices,
     Warned,
 )
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summary, Test, TestEnd, TestId
 from torch_testing_ext.runner.options import Options
 
-JOURNAL_FORMAT = "torch_testing_ext journal 4"
+JOURNAL_FORMAT = "torch_testing_ext journal 5"
+# The fourth lacks what the options leave out, and what only the console shows.
+_SAME_RECORDS = (JOURNAL_FORMAT, "torch_testing_ext journal 4")
 # In the second format, failures are texts only. Until the third one, an attempt had the fields of its end itself.
 _OLDER = ("torch_testing_ext journal 3", "torch_testing_ext journal 2")
 NAME = "journal.jsonl"
@@ -61,13 +68,21 @@ class JournalEnd:
     finished: int
 
 
+# What a reader of results can do without.
+OF_UNITS = (UnitBegan, TestBegan, UnitEnded, *_FOR_CONSOLE)
+
+
 def header_of(options: Options) -> JournalHeader:
     return JournalHeader(
         JOURNAL_FORMAT, os.getpid(), run_again.command(options), options.policy, options.allow_all_skipped
     )
 
 
-_RECORDED = (RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping)
+_FOR_CONSOLE = (TestIsSlow, Output, StatusRequested, WaitingForDevices)
+_RECORDED = (
+    *(Collected, RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping),
+    *_FOR_CONSOLE,
+)
 _KINDS = {kind.__name__: kind for kind in (JournalHeader, *_RECORDED, JournalEnd)}
 
 
@@ -89,10 +104,11 @@ class Journal:
     prepare: Callable[[], object] = lambda: None
     _fd: int | None = None
     _size: int = 0
+    _was_opened: bool = False
 
     def on_event(self, event: Event) -> None:
         match event:
-            case RunBegan():
+            case Collected() | RunBegan():
                 self._open()
                 self._write(event)
             case TestFinished(finished):
@@ -107,6 +123,9 @@ class Journal:
                 self._write(event)
 
     def _open(self) -> None:
+        if self._was_opened:
+            return
+        self._was_opened = True
         try:
             self.prepare()
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,19 +212,32 @@ def read_journal(path: Path) -> RecordedRun:
         content = path.read_bytes()
     except OSError as error:
         raise JournalError(f"{path} cannot be read: {error}") from None
+    return run_of(content, path, goes_on=_is_locked(path))
+
+
+def run_of(
+    content: bytes, path: Path, *, goes_on: bool = False, without: tuple[type, ...] = ()
+) -> RecordedRun:
+    """The run that the content of a journal records; `path` names it. Raises JournalError if it is none.
+
+    `without`: events that the reader does not need, most of which are long.
+    """
+    unread = tuple(f'{{"{kind.__name__}": '.encode() for kind in without)
     *lines, torn = content.split(b"\n")
     damaged = [f"line {len(lines) + 1} is incomplete"] if torn else []
     header = _header(path, lines)
     read_record = _old_record if header.format in _OLDER else _record
     records = []
     for number, line in enumerate(lines[1:], 2):
+        if unread and line.startswith(unread):
+            continue
         try:
             records.append(read_record(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             damaged.append(f"line {number} is not readable")
     if not any(isinstance(record, RunBegan) for record in records):
         raise JournalError(f"{path} ends before its run began")
-    return _Reader(path, header, records, damaged, _is_locked(path)).run()
+    return _Reader(path, header, records, damaged, goes_on).run()
 
 
 def _record(line: bytes) -> Any:
@@ -236,7 +268,7 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
         written = values["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
         raise JournalError(f"{path} is not the journal of a run") from None
-    if kind != JournalHeader.__name__ or written not in (JOURNAL_FORMAT, *_OLDER):
+    if kind != JournalHeader.__name__ or written not in (*_SAME_RECORDS, *_OLDER):
         raise JournalError(f"{path} has the format {written!r}; this version reads {JOURNAL_FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, values)
     return header

@@ -25,3 +25,6 @@ class ReportRequest:
     warn: Callable[[str], None]
     # Whether the run is over, and `torchtest report` makes its files again.
     is_over: bool = False
+    # How the console shows the run.
+    coloured: bool = False
+    columns: int | None = None

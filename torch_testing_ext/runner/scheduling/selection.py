@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -102,17 +102,26 @@ class Selection:
 
     def tests(self, known: Sequence[Test], files: Sequence[str]) -> tuple[Test, ...]:
         """The tests to run, of those in imported files; broken and unselected files have none. Raises UsageError."""
+        return tuple(test for test, why in self.decisions(known, files) if not why)
+
+    def decisions(self, known: Sequence[Test], files: Sequence[str]) -> Iterator[tuple[Test, str]]:
+        """Each test, with the option that leaves it out; with none if it is to run. Raises UsageError."""
         included = [_predicate(name, known, files, or_unknown=True) for name in self.included]
         excluded = [_predicate(name, known, files, or_unknown=False) for name in self.excluded]
 
-        def is_wanted(test: Test) -> bool:
+        def why_not(test: Test) -> str:
             if included and not any(matches(test.id) for matches in included):
-                return False
-            if any(matches(test.id) for matches in excluded) or str(test.id).startswith(self.deselected):
-                return False
-            return self._keyword_selects(test.id) and self._marks_select(test)
+                return "by name"
+            if any(matches(test.id) for matches in excluded):
+                return "--exclude"
+            if str(test.id).startswith(self.deselected):
+                return "--deselect"
+            if not self._keyword_selects(test.id):
+                return "-k"
+            return "" if self._marks_select(test) else "-m"
 
-        return tuple(test for test in known if is_wanted(test))
+        for test in known:
+            yield test, why_not(test)
 
     def _keyword_selects(self, test: TestId) -> bool:
         if not self.matches:

@@ -1,0 +1,61 @@
+"""The census in words: which tests were not seen running, and why, by reason and folder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from torch_testing_ext._process.words import count, first_names
+
+from .census import Census, Hole, grouped_holes
+
+
+def census_lines(census: Census) -> Iterator[str]:
+    """The page of the census."""
+    on = f" on {count(len(census.machines), 'machine')}" if census.machines else ""
+    seen_in = f"{count(census.runs, 'run')}{on}"
+    yield f"{len(census.holes)} of {count(census.tests, 'test')} not seen running in {seen_in}"
+    known = len(census.holes) - census.new_holes
+    if known:
+        yield f"{census.new_holes} of them new, {known} known"
+    if census.holes:
+        yield ""
+        yield from _table("by reason", census.by_reason())
+        yield ""
+        yield from _table("by folder", census.by_folder())
+    for reason, holes in grouped_holes(census).items():
+        yield f"\n{reason}"
+        # Holes of one test stand together.
+        for (file, line, detail), group in groupby(holes, lambda hole: (hole.file, hole.line, hole.detail)):
+            yield f"  {file}:{line}  {_names(list(group))}: {detail}"
+    if census.mended:
+        yield "\nknown holes that are none any more"
+        yield from (f"  {each.test}" for each in census.mended)
+    if census.strangers:
+        names = first_names(list(dict.fromkeys(census.strangers)))
+        yield f"\nresults of tests that no source file has: {names}"
+    for warning in census.warnings:
+        yield f"\nwarning: {warning}"
+
+
+def _table(title: str, numbers: Counter[str]) -> Iterator[str]:
+    yield title
+    yield from (f"  {number:>6}  {name}" for name, number in numbers.most_common())
+
+
+def _names(holes: Sequence[Hole]) -> str:
+    """The test, with the parameters that are holes."""
+    first = holes[0]
+    inner = first.test.removeprefix(first.file).removeprefix("::")
+    if len(holes) == 1:
+        named = inner
+    else:
+        base = inner.partition("[")[0]
+        parameters = [hole.test.partition("[")[2].removesuffix("]") for hole in holes]
+        named = f"{base}[{first_names(parameters)}]"
+    if first.known is None:
+        return named
+    if first.is_expired:
+        return f"{named} (known until {first.known.until}, which is over: {first.known.why})"
+    return f"{named} (known until {first.known.until}: {first.known.why})"

@@ -1,0 +1,184 @@
+"""The results of a file, whatever has written it: what diff, history and census read."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_testing_ext._tests.outcomes import TestOutcome
+from torch_testing_ext.runner.events import Collected, RunBegan, Stopping
+from torch_testing_ext.runner.model import Attempt, FinishedTest, LeftOut, Policy, Test, TestId
+from torch_testing_ext.runner.report.journal import RecordedRun
+
+from .run_file import BadResults, RunFacts, RunFile, is_run_file, read_run_file
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The result of one test in one run."""
+
+    __test__ = False  # not a test for pytest to collect
+
+    # A result of another runner has a class in dotted form, with its module, and perhaps no file.
+    test: TestId
+    outcome: TestOutcome
+    counts_as: TestOutcome
+    seconds: float = 0.0
+    # Why it was skipped, or the title of its failure.
+    message: str = ""
+    line: int = 0
+    # The line that skipped it, "file:line", as far as a text of pytest says.
+    skipped_at: str = ""
+    # What it needs, if no machine had it.
+    want: str = ""
+    # It ran, but only on fake devices, or without other ranks.
+    made_up: str = ""
+    # It ran, but nothing was judged: why.
+    not_judged: str = ""
+
+    @property
+    def was_seen(self) -> bool:
+        """Whether the test ran, and something has judged it."""
+        return self.outcome is not TestOutcome.SKIPPED and not self.made_up and not self.not_judged
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one run on one machine."""
+
+    name: str
+    results: tuple[TestResult, ...]
+    machine: str = ""
+    # Seconds since the epoch; 0 if the file does not say.
+    clock: float = 0.0
+    commit: str = ""
+    command: str = ""
+    project: str = ""
+    shard: str = ""
+    # Collected, with what has left them out.
+    left_out: tuple[LeftOut, ...] = ()
+    # Collected, but the run ended before.
+    unfinished: tuple[TestId, ...] = ()
+    why_unfinished: str = ""
+    # Whether another runner has written it, whose names are not ours.
+    is_foreign: bool = False
+    bodies: Mapping[str, str] = field(default_factory=dict)
+    # Shards that its merge did not have.
+    missing: tuple[str, ...] = ()
+    digest: str = ""
+
+
+def paths_of(words: Sequence[str]) -> list[Path]:
+    """The files that words name. A pattern that no shell has expanded is expanded; one without files stays."""
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        if path.is_dir():
+            found += sorted([*path.rglob("*.ttx"), *path.rglob("*.xml")])
+        elif not path.exists() and (names := sorted(glob.glob(word, recursive=True))):
+            found += map(Path, names)
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def read_results(path: Path) -> tuple[Results, ...]:
+    """The results of a run file, or of a JUnit file of any runner. Raises BadResults."""
+    if is_run_file(path):
+        return tuple(results_of_file(read_run_file(path)))
+    from .junit_results import read_junit
+
+    return (read_junit(path),)
+
+
+def results_of_file(file: RunFile) -> Iterator[Results]:
+    """The results of each run in a run file."""
+    for facts, recorded in file.recorded():
+        yield results_of_run(str(file.path), facts, recorded, file.missing)
+
+
+def results_of_run(name: str, facts: RunFacts, recorded: RecordedRun, missing: tuple[str, ...] = ()) -> Results:
+    began = next(event for event in recorded.events if isinstance(event, RunBegan))
+    left_out: tuple[LeftOut, ...] = ()
+    stopped = ""
+    for event in recorded.events:
+        match event:
+            case Collected():
+                left_out = event.left_out
+            case Stopping(reason):
+                stopped = reason
+    summary = recorded.summary
+    policy = recorded.header.policy
+    return Results(
+        name,
+        tuple(_result(finished, policy, began.fake) for finished in summary.finished),
+        began.header.host,
+        began.clock,
+        began.header.commit,
+        began.header.command,
+        facts.project,
+        facts.shard,
+        left_out,
+        tuple(test.id for test in summary.unfinished),
+        stopped or ("the run was interrupted" if summary.interrupted else ""),
+        bodies=facts.bodies,
+        missing=missing,
+        digest=facts.digest,
+    )
+
+
+def _result(finished: FinishedTest, policy: Policy, fake: bool) -> TestResult:
+    last = finished.last
+    shown = last if finished.outcome is not TestOutcome.FLAKY else finished.attempts[0]
+    return TestResult(
+        finished.test.id,
+        finished.outcome,
+        policy.verdict_on(finished),
+        last.seconds,
+        shown.title,
+        finished.test.line,
+        want=last.end.want or "",
+        made_up=_made_up(finished.test, last, fake),
+        not_judged=_not_judged(last),
+    )
+
+
+def _made_up(test: Test, attempt: Attempt, fake: bool) -> str:
+    if attempt.end.worlds:
+        return f"ran only as a world of {max(view.size for view in attempt.end.worlds)} ranks that do not communicate"
+    if fake and test.devices:
+        return "ran only on fake devices"
+    return ""
+
+
+NOT_RUN_BY_PYTEST = "[NOTRUN]"
+
+
+def _not_judged(attempt: Attempt) -> str:
+    if NOT_RUN_BY_PYTEST in attempt.message:
+        return "xfail(run=False)"
+    parts = [part for view in attempt.end.worlds for part in view.not_judged]
+    return f"not judged: {parts[0]}" if parts else ""
+
+
+def name_of(test: TestId) -> str:
+    return str(test).replace("\n", "\\n").replace("\r", "\\r")
+
+
+def in_common(first: Results, *others: Results) -> bool:
+    """Whether runs have a test in common."""
+    known = {each.test for each in first.results}
+    return all(any(each.test in known for each in other.results) for other in others if other.results)
+
+
+def require_one_project(all_results: Sequence[Results]) -> None:
+    """Raises BadResults if files are of different projects."""
+    projects: dict[str, str] = {}
+    for results in all_results:
+        if results.project:
+            projects.setdefault(results.project, results.name)
+    if len(projects) > 1:
+        (one, first), (other, second), *_ = projects.items()
+        raise BadResults(f"{first} is of the project {one}, {second} of {other}: name files of one project")
