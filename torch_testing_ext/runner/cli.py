@@ -18,7 +18,7 @@ from torch_testing_ext._tests.kept_failures import CACHE
 
 from .model import ExitCode, exit_code
 from .options import CannotRun, UsageError, layers, sources
-from .options.commands import COMMANDS
+from .options.commands import COMMANDS, OF_RUN_FILES
 from .options.sources import ConfiguredOptions
 
 
@@ -53,6 +53,10 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
         from .init_project import init
 
         return init(words, root, main)
+    if command in OF_RUN_FILES:
+        from .run_files.commands import of_run_files
+
+        return of_run_files(command, words, root)
     if command == "moving":
         from torch_testing_ext.moving import main as convert
 

@@ -335,9 +335,7 @@ def _left_out(
     return tuple(left_out)
 
 
-def _selected(
-    decisions: Iterable[tuple[Test, str]], discovery: Discovery
-) -> tuple[list[Test], list[Attempt]]:
+def _selected(decisions: Iterable[tuple[Test, str]], discovery: Discovery) -> tuple[list[Test], list[Attempt]]:
     """The selected tests that can run; and the broken files, with the selected tests that cannot."""
     not_run = {attempt.test.id: attempt for attempt in discovery.not_run}
     tests = []

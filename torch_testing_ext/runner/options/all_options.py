@@ -462,9 +462,7 @@ class RunOptions(AskedOptions):
     )
     run_file_logs: bool = field(
         default=False,
-        metadata=_output(
-            read_boolean, "keep the logs of tests that passed in --run-file, too", level=Level.SETTING
-        ),
+        metadata=_output(read_boolean, "keep the logs of tests that passed in --run-file, too", level=Level.SETTING),
     )
     journal: Path | None = field(
         default=None,

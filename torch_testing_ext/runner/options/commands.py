@@ -20,6 +20,8 @@ class CommandSpec:
     is_rare: bool = False
 
 
+# They read files of runs, and words of their own.
+OF_RUN_FILES = ("merge", "replay", "diff", "history", "census")
 COMMANDS = {
     "init": CommandSpec("set up a project, and run its first test"),
     user_commands.SHOW: CommandSpec(
@@ -45,6 +47,33 @@ COMMANDS = {
         "print the options in force, and their sources",
         "[-o NAME=VALUE]",
         "Print the value and the source of every option, those that you have set first.",
+    ),
+    "merge": CommandSpec(
+        "put the run files of many machines together",
+        "FILE ... [-o FILE] [--html FILE] [--junitxml FILE] [--results FILE] [--learn]",
+        "Put run files together: one summary, one report, one file. Exits with 1 if a test failed, or a shard"
+        "\nis missing or torn.",
+    ),
+    "replay": CommandSpec(
+        "print a run again from its file",
+        "FILE [TEST]",
+        "Print what the run of a file printed, or what it says of TEST.",
+    ),
+    "diff": CommandSpec(
+        "compare two runs",
+        "BEFORE AFTER",
+        "List new failures, and tests that are mended, slower or gone. Exits with 1 if there are new failures.",
+    ),
+    "history": CommandSpec(
+        "show the results of a test in many runs",
+        "TEST FILE ...",
+        "Show the results of a test in many runs, the oldest first, and how often it failed.",
+    ),
+    "census": CommandSpec(
+        "list the tests that never ran, and why",
+        "FILE ... [--tests DIR ...] [--known FILE] [--max-new N] [--collected FILE] [--json FILE]",
+        "List the tests that exist and were not seen running in these results, by reason and folder. The results"
+        "\nmay be of any runner that writes JUnit XML.",
     ),
     "moving": CommandSpec("convert tests that use another project's helpers", is_rare=True),
     "cluster clean": CommandSpec(

@@ -215,9 +215,7 @@ def read_journal(path: Path) -> RecordedRun:
     return run_of(content, path, goes_on=_is_locked(path))
 
 
-def run_of(
-    content: bytes, path: Path, *, goes_on: bool = False, without: tuple[type, ...] = ()
-) -> RecordedRun:
+def run_of(content: bytes, path: Path, *, goes_on: bool = False, without: tuple[type, ...] = ()) -> RecordedRun:
     """The run that the content of a journal records; `path` names it. Raises JournalError if it is none.
 
     `without`: events that the reader does not need, most of which are long.

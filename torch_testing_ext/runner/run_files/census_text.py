@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 from torch_testing_ext._process.words import count, first_names
 
@@ -59,3 +60,31 @@ def _names(holes: Sequence[Hole]) -> str:
     if first.is_expired:
         return f"{named} (known until {first.known.until}, which is over: {first.known.why})"
     return f"{named} (known until {first.known.until}: {first.known.why})"
+
+
+def census_document(census: Census) -> dict[str, Any]:
+    """The census for programs."""
+    return {
+        "format": "torch_testing_ext census 1",
+        "tests": census.tests,
+        "runs": census.runs,
+        "machines": census.machines,
+        "new": census.new_holes,
+        "by_reason": census.by_reason(),
+        "by_folder": census.by_folder(),
+        "holes": [_hole(hole) for hole in census.holes],
+        "strangers": census.strangers,
+        "warnings": census.warnings,
+    }
+
+
+def _hole(hole: Hole) -> dict[str, Any]:
+    return {
+        "test": hole.test,
+        "file": hole.file,
+        "line": hole.line,
+        "reason": hole.reason.value,
+        "detail": hole.detail,
+        "known_until": str(hole.known.until) if hole.known else None,
+        "expired": hole.is_expired,
+    }

@@ -280,7 +280,8 @@ class _FileReader:
         lines = tuple(
             each.lineno
             for each in ast.walk(nested)
-            if isinstance(each, ast.Call) and _last_name(each.func) in ("skip", "skipTest", "SkipTest")
+            if isinstance(each, ast.Call)
+            and _last_name(each.func) in ("skip", "skipTest", "SkipTest")
             and not any(each in ast.walk(decorator) for decorator in node.decorator_list)
         )
         sets = [_called(each) for each in node.decorator_list]

@@ -88,7 +88,7 @@ class Matcher:
         module = _module(candidate.id.file)
         classes = candidate.id.cls.split("::") if candidate.id.cls else []
         if classes and words and words[-1] != classes[-1] and self._inherits(words[-1], classes[-1]):
-            words = [*words[: -1], *classes]
+            words = [*words[:-1], *classes]
             module_fits = 0
         else:
             module_fits = 1
