@@ -68,10 +68,6 @@ class JournalEnd:
     finished: int
 
 
-# What a reader of results can do without.
-OF_UNITS = (UnitBegan, TestBegan, UnitEnded, *_FOR_CONSOLE)
-
-
 def header_of(options: Options) -> JournalHeader:
     return JournalHeader(
         JOURNAL_FORMAT, os.getpid(), run_again.command(options), options.policy, options.allow_all_skipped
@@ -83,6 +79,8 @@ _RECORDED = (
     *(Collected, RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping),
     *_FOR_CONSOLE,
 )
+# What a reader of results can do without.
+OF_UNITS = (UnitBegan, TestBegan, UnitEnded, *_FOR_CONSOLE)
 _KINDS = {kind.__name__: kind for kind in (JournalHeader, *_RECORDED, JournalEnd)}
 
 

@@ -231,9 +231,7 @@ def _census(argv: Sequence[str], root: Path) -> int:
         "--collected", action="append", type=Path, default=[], metavar="FILE", help="a list by pytest --collect-only -q"
     )
     parser.add_argument("--known", type=Path, metavar="FILE", help="holes that are known, each with a day and a reason")
-    parser.add_argument(
-        "--max-new", type=int, metavar="N", help="exit with 1 if there are more holes that are not known"
-    )
+    parser.add_argument("--max-new", type=int, metavar="N", help="exit with 1 above N holes that are not known")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the census as JSON")
     words = parser.parse_args(argv)
     if words.max_new is not None and words.max_new < 0:

@@ -108,7 +108,7 @@ def patterns_of(root: Path) -> Patterns:
     own = Patterns()
     flags = words("addopts", ())
     ignored = []
-    for flag, value in zip(flags, (*flags[1:], ""), strict=True):
+    for flag, value in zip(flags, (*flags[1:], ""), strict=False):
         name, _, rest = flag.partition("=")
         if name in ("--ignore", "--ignore-glob"):
             ignored.append(rest or value)
@@ -155,13 +155,13 @@ def _why_ignored(root: Path, name: str, patterns: Patterns) -> str:
     for pattern in patterns.ignored:
         if fnmatch(name, pattern) or PurePosixPath(name).is_relative_to(pattern):
             return f"--ignore {pattern} in the settings"
-    for folder in path.parents:
-        conftest = folder / "conftest.py"
+    for above in path.parents:
+        conftest = above / "conftest.py"
         for line, pattern in _ignored_by(conftest):
-            target = folder / pattern
+            target = above / pattern
             if fnmatch(str(path), str(target)) or path.is_relative_to(target):
                 return f"{conftest.relative_to(root).as_posix()}:{line} ignores it"
-        if folder == root:
+        if above == root:
             break
     return ""
 
@@ -215,9 +215,8 @@ def _import_skip(tree: ast.Module) -> int:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and _last_name(node.func) in ("importorskip", "skip", "SkipTest", "exit"):
                 return node.lineno
-        if isinstance(statement, ast.Assign) and "pytestmark" in ast.unparse(statement.targets[0]):
-            if "skip" in ast.unparse(statement.value):
-                return statement.lineno
+        if _is_skip_mark(statement):
+            return statement.lineno
     return 0
 
 
@@ -326,10 +325,15 @@ def _skip_mark(decorators: Sequence[ast.expr]) -> int:
 
 def _class_mark(node: ast.ClassDef) -> int:
     for each in node.body:
-        if isinstance(each, ast.Assign) and _last_name(each.targets[0]) == "pytestmark":
-            if "skip" in ast.unparse(each.value):
-                return each.lineno
+        if _is_skip_mark(each):
+            return each.lineno
     return 0
+
+
+def _is_skip_mark(node: ast.stmt) -> bool:
+    """Whether a statement gives all tests around it a mark that skips them."""
+    is_mark = isinstance(node, ast.Assign) and _last_name(node.targets[0]) == "pytestmark"
+    return is_mark and "skip" in ast.unparse(node)
 
 
 def _body_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:

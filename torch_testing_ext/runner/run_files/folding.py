@@ -17,7 +17,7 @@ from torch_testing_ext.runner.events import (
     UnitBegan,
     UnitEnded,
 )
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, NodeOfRun, Summary, Test, Unit
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, LeftOut, NodeOfRun, Summary, Test, TestId, Unit
 from torch_testing_ext.runner.report.journal import RecordedRun
 
 from .run_file import OtherRuns, RunFacts, RunFile, StoredRun
@@ -146,7 +146,7 @@ class _Shifted:
 def _collected(runs: Sequence[RecordedRun]) -> Collected:
     """What all of them leave out: a test that one has run is not left out."""
     ran = {test.id for run in runs for test in _began(run).tests}
-    left_out = {}
+    left_out: dict[TestId, LeftOut] = {}
     for run in runs:
         for event in run.events:
             if isinstance(event, Collected):

@@ -50,7 +50,5 @@ def _holes(path: Path, lines: Sequence[str]) -> list[KnownHole]:
             until, test, why = columns
             holes.append(KnownHole(date.fromisoformat(until), test, why))
         except ValueError:
-            raise BadResults(
-                f"{path}:{number}: not a day (2027-01-31), a test and a reason, two blanks apart"
-            ) from None
+            raise BadResults(f"{path}:{number}: not a day (2027-01-31), test and reason, two blanks apart") from None
     return holes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
@@ -98,7 +97,7 @@ class Matcher:
         if test.file:
             if not _paths_end_alike(test.file, candidate.id.file):
                 return 0 if module_fits else 1
-            return 100 + len(os.path.commonprefix([test.file[::-1], candidate.id.file[::-1]]))
+            return 100
         if not before:
             return 1 if classes else 0
         fits = _alike(module, before)
@@ -109,7 +108,8 @@ class Matcher:
     def _inherits(self, cls: str, base: str) -> bool:
         """Whether a class has the other among those that it inherits from, by name."""
         base = base.rpartition("::")[2]
-        waiting, seen = [cls.rpartition("::")[2]], set()
+        waiting = [cls.rpartition("::")[2]]
+        seen: set[str] = set()
         while waiting:
             name = waiting.pop()
             if name == base and seen:
