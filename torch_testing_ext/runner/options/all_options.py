@@ -181,6 +181,16 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
     )
+    # Of the command `show`.
+    as_json: bool = field(
+        default=False,
+        metadata=_selection(
+            read_boolean,
+            level=Level.OF_COMMANDS,
+            values=(ValueFlag(("--json",), True, "print each failure as one line of JSON, at most 4 kB"),),
+            configurable=False,
+        ),
+    )
     watch: bool = field(
         default=False,
         metadata=_selection(read_boolean, "run affected tests after each save", configurable=False),

@@ -28,7 +28,7 @@ COMMANDS = {
         "print the full reports of failures",
         "[options] [NAME ...]",
         "Print the full report of each failure of the latest run, or of the tests NAME.",
-        ("journal", "cache"),
+        ("as_json", "journal", "cache"),
     ),
     "report": CommandSpec(
         "write reports of an earlier run",

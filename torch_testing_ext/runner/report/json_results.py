@@ -15,6 +15,7 @@ from torch_testing_ext._tests.sweep_reports import SweepReport
 from torch_testing_ext.runner.model import Attempt, FinishedTest, RankLog, Summary
 
 from . import sweeps_in_words, wording
+from .failure_data import failure_data, view_of
 from .recorder import History
 
 
@@ -65,6 +66,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "outcome": attempt.outcome.value,
         "message": wording.message(attempt),
+        "failure": failure_data(view_of(attempt)) if attempt.outcome.is_failure else None,
         "began": attempt.began,
         "seconds": attempt.seconds,
         "devices": lease.devices,

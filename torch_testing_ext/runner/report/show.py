@@ -7,15 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import words
 from torch_testing_ext._process.logs import warnings_once
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.model import Attempt, Test, TestId
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Test, TestEnd, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.scheduling.selection import Selection
 
 from . import wording
+from .failure_data import failure_line
 from .journal import JournalError, find_journal, read_journal
 
 
@@ -27,6 +29,8 @@ class KnownRun:
     title: str
     # The accounts of tests that have failed in it.
     accounts: dict[TestId, str]
+    # The same as data: one line of JSON each.
+    data: dict[TestId, str]
     at: float
 
 
@@ -36,15 +40,18 @@ def known_runs(places: Sequence[Path]) -> list[KnownRun]:
     return sorted(runs, key=lambda run: run.at, reverse=True)
 
 
-def accounts_of_failures(runs: Sequence[KnownRun], names: Sequence[str], root: Path, cwd: Path) -> Iterator[str]:
+def accounts_of_failures(
+    runs: Sequence[KnownRun], names: Sequence[str], root: Path, cwd: Path, *, as_data: bool = False
+) -> Iterator[str]:
     """The accounts of all failures in the latest run; or of the tests with these names, each in its latest run.
 
-    Raises UsageError for a name that no failed test has.
+    `as_data`: as lines of JSON. Raises UsageError for a name that no failed test has.
     """
+    shown_as = _shown_as_data if as_data else _shown_as_text
     latest = runs[:1]
     if not names:
         for run in latest:
-            yield from _shown(run, run.accounts)
+            yield from shown_as(run, run.accounts)
         return
     shown: set[TestId] = set()
     for name in names:
@@ -53,7 +60,7 @@ def accounts_of_failures(runs: Sequence[KnownRun], names: Sequence[str], root: P
             tests = [test for test in _named(name, run.accounts, root, cwd) if test not in shown]
             found = found or bool(tests)
             shown.update(tests)
-            yield from _shown(run, tests)
+            yield from shown_as(run, tests)
         if not found and not _named(name, shown, root, cwd):
             raise UsageError(f"show: no failure of {name} is known.{_others(runs)}")
 
@@ -66,7 +73,11 @@ def _others(runs: Sequence[KnownRun]) -> str:
     return f" In the latest run ({latest.title}), {failed} failed"
 
 
-def _shown(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
+def _shown_as_data(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
+    yield from (run.data[test] for test in tests)
+
+
+def _shown_as_text(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
     for test in tests:
         name = wording.test_name(test)
         rule = "=" * min(len(name), 80)
@@ -86,12 +97,14 @@ def _of_journal(place: Path) -> Iterator[KnownRun]:
         return
     policy = run.header.policy
     accounts = {}
+    data = {}
     for result in run.summary.finished:
         verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
         if TestOutcome.FAILED in verdicts:
             accounts[result.test.id] = "\n\n".join(_account(attempt) for attempt in result.attempts)
+            data[result.test.id] = failure_line(result, policy)
     at = path.stat().st_mtime
-    yield KnownRun(_title("torchtest", at), accounts, at)
+    yield KnownRun(_title("torchtest", at), accounts, data, at)
 
 
 def _of_kept_reports(place: Path) -> Iterator[KnownRun]:
@@ -102,7 +115,11 @@ def _of_kept_reports(place: Path) -> Iterator[KnownRun]:
     for reports in by_run.values():
         at = max(report.at for report in reports)
         accounts = {_id(report.test): report.account for report in reports}
-        yield KnownRun(_title("pytest", at), accounts, at)
+        data = {}
+        for test, account in accounts.items():
+            attempt = Attempt(Test(test), TestEnd(TestOutcome.FAILED, failure=FailureView.of_text(account)))
+            data[test] = failure_line(FinishedTest((attempt,)), Policy())
+        yield KnownRun(_title("pytest", at), accounts, data, at)
 
 
 def _id(name: str) -> TestId:

@@ -81,7 +81,7 @@ def paths_of(words: Sequence[str]) -> list[Path]:
             found += map(Path, names)
         else:
             found.append(path)
-    return list(dict.fromkeys(found))
+    return found
 
 
 def read_results(path: Path) -> tuple[Results, ...]:
