@@ -33,7 +33,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"^(?:\$ )?((?:[A-Z_]+=\S+ )*)(?:python run_test\.py|torchtest)\b(.*)$")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-SUBCOMMANDS = ("show", "report", "why", "init", "moving", "cluster")
+SUBCOMMANDS = ("show", "report", "why", "init", "moving", "cluster", "merge", "replay", "diff", "history", "census")
 # Options of torch, pytest, unittest, pip, git and others, and of programs of this repository that are no runner.
 # Of the mark, as `pytest --markers` shows it.
 SIGNATURE = pytest_plugin._EXPLANATIONS[0].partition(": ")[0]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from .model import Attempt, FinishedTest, Lease, LeftOut, NodeOfRun, RunHeader, Summary, Test, TestId, Unit
+from .model import Attempt, FinishedTest, Lease, NodeOfRun, OmittedTest, RunHeader, Summary, Test, TestId, Unit
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Importing:
 class Collected:
     """The tests were found, of which the options leave some out; before the run starts."""
 
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedTest, ...]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class OmittedTest:
     """A test, or a file that stands for its tests, that the options leave out of a run."""
 
     test: TestId

@@ -38,7 +38,7 @@ from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typi
 from . import aspects_of_run, doors
 from .events import AttemptEnded, Collected, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .loading import load_as_of
-from .model import Attempt, ExitCode, FinishedTest, LeftOut, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
+from .model import Attempt, ExitCode, FinishedTest, OmittedTest, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
 from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
 from .site_protocol import Found, OpenSite, RunSite, Work
 
@@ -300,7 +300,7 @@ def _left_out(
     decisions: Iterable[tuple[Test, str]],
     in_shard: Sequence[Test],
     to_run: Sequence[Test],
-) -> tuple[LeftOut, ...]:
+) -> tuple[OmittedTest, ...]:
     """The tests that do not run, and the files that are not imported, each with the option that leaves it out."""
     values = {
         "by name": (*options.names, *options.include),
@@ -325,13 +325,13 @@ def _left_out(
         elif test.id not in runs:
             why = f"--affected {options.affected}" if chosen.affected else "--last-failed"
         if why:
-            left_out.append(LeftOut(test.id, why, test.line, test.marks))
+            left_out.append(OmittedTest(test.id, why, test.line, test.marks))
     imported = set(chosen.files)
     by_name = "by name" if values["by name"] else "--exclude"
     for file in chosen.known_files:
         if file not in imported:
             by_earlier_runs = chosen.affected or options.rerun is Rerun.LAST_FAILED
-            left_out.append(LeftOut(TestId(file), "by earlier runs" if by_earlier_runs else shown(by_name)))
+            left_out.append(OmittedTest(TestId(file), "by earlier runs" if by_earlier_runs else shown(by_name)))
     return tuple(left_out)
 
 

@@ -20,7 +20,7 @@ from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
 
 from .events import Reporter
-from .model import Attempt, Lease, LeftOut, Test, Unit
+from .model import Attempt, Lease, OmittedTest, Test, Unit
 from .options import Options
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Work:
     discovered: tuple[Test, ...]
     warnings: tuple[str, ...]
     # What the options leave out.
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[OmittedTest, ...] = ()
 
     @property
     def tests(self) -> tuple[Test, ...]:

@@ -12,7 +12,7 @@ from kit.invented import make_attempt
 from kit.invented_runs import run_events
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, RunEnded, Stopping
-from torch_testing_ext.runner.model import FinishedTest, LeftOut, RunHeader, Test, TestId
+from torch_testing_ext.runner.model import FinishedTest, OmittedTest, RunHeader, Test, TestId
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import journal
 from torch_testing_ext.runner.run_files.run_file import RunFacts, StoredRun, digest_of, write_run_file
@@ -59,7 +59,7 @@ def stored_run(
     with TemporaryDirectory() as folder:
         place = Path(folder, journal.NAME)
         writer = journal.Journal(place, journal.header_of(Options()), print)
-        writer.on_event(Collected(tuple(LeftOut(id_of(name), why) for name, why in left_out)))
+        writer.on_event(Collected(tuple(OmittedTest(id_of(name), why) for name, why in left_out)))
         for event in run_events(finished, **run):
             if isinstance(event, RunBegan):
                 event = replace(event, tests=(*event.tests, *lost), header=RunHeader("torchtest", host=host))

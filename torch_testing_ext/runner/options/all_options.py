@@ -468,7 +468,7 @@ class RunOptions(AskedOptions):
     )
     run_file: Path | None = field(
         default=None,
-        metadata=_output(read_path, "write the run as one file, for merge, diff, census and others", "FILE"),
+        metadata=_output(read_path, "write the run as one file", "FILE"),
     )
     run_file_logs: bool = field(
         default=False,

@@ -12,12 +12,12 @@ from pathlib import PurePosixPath
 
 from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.model import LeftOut, TestId
+from torch_testing_ext.runner.model import OmittedTest, TestId
 
 from .definitions import DefinedFile, DefinedTest
 from .known_holes import KnownHole
 from .matching import Matcher
-from .results import Results, TestResult, name_of
+from .results import RunResults, TestResult, name_of
 
 
 class HoleReason(enum.Enum):
@@ -65,7 +65,7 @@ class Census:
     runs: int
     machines: tuple[str, ...]
     holes: tuple[Hole, ...]
-    # Results that are of no test in the source.
+    # RunResults that are of no test in the source.
     strangers: tuple[str, ...] = ()
     # Known holes that are none any more.
     mended: tuple[KnownHole, ...] = ()
@@ -87,7 +87,7 @@ class _Evidence:
     """What is known of a test, or of one of its parameters."""
 
     results: list[TestResult] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[OmittedTest] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     is_collected: bool = False
 
@@ -104,7 +104,7 @@ _NEED = re.compile(
 
 def take_census(
     files: Sequence[DefinedFile],
-    all_results: Sequence[Results],
+    all_results: Sequence[RunResults],
     *,
     collected: Sequence[TestId] = (),
     known: Sequence[KnownHole] = (),
@@ -141,7 +141,7 @@ class _Taking:
     def __init__(
         self,
         files: Sequence[DefinedFile],
-        all_results: Sequence[Results],
+        all_results: Sequence[RunResults],
         torn: Sequence[str],
         dead_paths: Sequence[str],
     ):
@@ -165,7 +165,7 @@ class _Taking:
 
     # -- results
 
-    def _add(self, results: Results) -> None:
+    def _add(self, results: RunResults) -> None:
         for result in results.results:
             file = self._matcher.file_of(result.test, results.is_foreign)
             if file is not None:
@@ -182,7 +182,7 @@ class _Taking:
             evidence = self._record(self._matcher.matches(test, False), test, results)
             evidence.stopped.append(results.why_unfinished or "its run was killed")
 
-    def _record(self, found: Sequence[DefinedTest], test: TestId, results: Results) -> _Evidence:
+    def _record(self, found: Sequence[DefinedTest], test: TestId, results: RunResults) -> _Evidence:
         """The place for what is known of a test."""
         if len(found) == 1:
             (one,) = found
@@ -305,7 +305,7 @@ class _Taking:
             return HoleReason.NEED, said
         return HoleReason.BY_HAND, f"{place or f'{file.file}:{test.line}'}: {said}"
 
-    def _why_left_out(self, left_out: Sequence[LeftOut], stopped: Sequence[str]) -> str:
+    def _why_left_out(self, left_out: Sequence[OmittedTest], stopped: Sequence[str]) -> str:
         reasons = list(dict.fromkeys(each.why for each in left_out))
         of_shards = [why for why in reasons if why.startswith("--shard")]
         words = [why for why in reasons if why not in of_shards]
@@ -317,7 +317,7 @@ class _Taking:
         return "; ".join(words)
 
 
-def _missing_shards(all_results: Sequence[Results]) -> list[str]:
+def _missing_shards(all_results: Sequence[RunResults]) -> list[str]:
     """The shards, such as 3/3, that results speak of and that are not there."""
     there: dict[str, set[str]] = defaultdict(set)
     missing = [shard for results in all_results for shard in results.missing]

@@ -35,7 +35,8 @@ from .differences import difference_lines, differences
 from .folding import folded, merged
 from .histories import histories, history_lines
 from .known_holes import read_known_holes
-from .results import Results, paths_of, read_results
+from .reading import paths_of, read_results
+from .results import RunResults
 from .run_file import BadResults, ConsoleOfRun, RunFile, TornFile, read_run_file, write_run_file
 
 
@@ -210,8 +211,8 @@ def _history(argv: Sequence[str], root: Path) -> int:
     return ExitCode.PASSED
 
 
-def _all_results(words: Sequence[str]) -> list[Results]:
-    found: list[Results] = []
+def _all_results(words: Sequence[str]) -> list[RunResults]:
+    found: list[RunResults] = []
     digests: dict[str, str] = {}
     for path in paths_of(words):
         for results in read_results(path):
@@ -268,8 +269,8 @@ def _place(path: Path, root: Path) -> Path:
     return place
 
 
-def _results_and_torn(words: Sequence[str]) -> tuple[list[Results], list[str]]:
-    found: dict[object, Results] = {}
+def _results_and_torn(words: Sequence[str]) -> tuple[list[RunResults], list[str]]:
+    found: dict[object, RunResults] = {}
     torn = []
     for path in paths_of(words):
         try:

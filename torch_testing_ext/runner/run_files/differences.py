@@ -10,7 +10,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import TestId
 from torch_testing_ext.runner.report import wording
 
-from .results import Results, TestResult, name_of, require_one_project
+from .results import RunResults, TestResult, name_of, require_one_project
 from .run_file import BadResults
 
 # A test is slower if it takes longer by both.
@@ -34,7 +34,7 @@ class Differences:
     new: tuple[TestResult, ...]
 
 
-def differences(before: Sequence[Results], after: Sequence[Results]) -> Differences:
+def differences(before: Sequence[RunResults], after: Sequence[RunResults]) -> Differences:
     """Compare runs. Raises BadResults if they have nothing in common."""
     require_one_project([*before, *after])
     old, now = _by_test(before), _by_test(after)
@@ -53,7 +53,7 @@ def differences(before: Sequence[Results], after: Sequence[Results]) -> Differen
     )
 
 
-def _by_test(all_results: Sequence[Results]) -> Mapping[TestId, TestResult]:
+def _by_test(all_results: Sequence[RunResults]) -> Mapping[TestId, TestResult]:
     """The result of each test: its failure if it has failed anywhere, else a pass, else a skip."""
     found: dict[TestId, TestResult] = {}
     for results in all_results:

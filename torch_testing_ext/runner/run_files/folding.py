@@ -17,10 +17,20 @@ from torch_testing_ext.runner.events import (
     UnitBegan,
     UnitEnded,
 )
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, LeftOut, NodeOfRun, Summary, Test, TestId, Unit
+from torch_testing_ext.runner.model import (
+    Attempt,
+    FinishedTest,
+    Lease,
+    NodeOfRun,
+    OmittedTest,
+    Summary,
+    Test,
+    TestId,
+    Unit,
+)
 from torch_testing_ext.runner.report.journal import RecordedRun
 
-from .run_file import OtherRuns, RunFacts, RunFile, StoredRun
+from .run_file import RunFacts, RunFile, StoredRun, UnrelatedRuns
 
 # Machines whose clocks differ by more than that have not run together: one of them is wrong.
 _LONGEST_NIGHT = 2 * 86_400.0
@@ -28,21 +38,21 @@ _Recorded = tuple[RunFacts, RecordedRun]
 
 
 def merged(files: Sequence[RunFile]) -> tuple[tuple[StoredRun, ...], tuple[str, ...]]:
-    """The runs of all files, and the shards that none of them has. Raises OtherRuns if they do not belong together."""
+    """The runs of all files, and the shards that none has. Raises UnrelatedRuns if they do not belong together."""
     first_with: dict[str, Path] = {}
     projects: dict[str, Path] = {}
     runs = []
     for file in files:
         for run in file.runs:
             if run.facts.digest in first_with:
-                raise OtherRuns(f"{file.path} has the same run as {first_with[run.facts.digest]}: name it once")
+                raise UnrelatedRuns(f"{file.path} has the same run as {first_with[run.facts.digest]}: name it once")
             first_with[run.facts.digest] = file.path
             if run.facts.project:
                 projects.setdefault(run.facts.project, file.path)
             runs.append(run)
     if len(projects) > 1:
         (one, first), (other, second), *_ = projects.items()
-        raise OtherRuns(f"{second} is of the project {other}, {first} of {one}: merge files of one project")
+        raise UnrelatedRuns(f"{second} is of the project {other}, {first} of {one}: merge files of one project")
     there = {run.facts.shard for run in runs}
     numbers = {shard.partition("/")[2] for shard in there if shard}
     known_missing = {shard for file in files for shard in file.missing}
@@ -146,7 +156,7 @@ class _Shifted:
 def _collected(runs: Sequence[RecordedRun]) -> Collected:
     """What all of them leave out: a test that one has run is not left out."""
     ran = {test.id for run in runs for test in _began(run).tests}
-    left_out: dict[TestId, LeftOut] = {}
+    left_out: dict[TestId, OmittedTest] = {}
     for run in runs:
         for event in run.events:
             if isinstance(event, Collected):

@@ -12,14 +12,14 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import TestId
 from torch_testing_ext.runner.report import wording
 
-from .results import Results, TestResult, name_of, require_one_project
+from .results import RunResults, TestResult, name_of, require_one_project
 
 
 @dataclass(frozen=True)
 class PastResult:
     """The result of a test in one run."""
 
-    run: Results
+    run: RunResults
     result: TestResult
 
 
@@ -45,7 +45,7 @@ class TestHistory:
         return sum(each.result.outcome is TestOutcome.FLAKY for each in self.past)
 
 
-def histories(name: str, all_results: Sequence[Results]) -> tuple[TestHistory, ...]:
+def histories(name: str, all_results: Sequence[RunResults]) -> tuple[TestHistory, ...]:
     """The history of each test of this name: its id, or the end or the beginning of it."""
     require_one_project(all_results)
     past: dict[TestId, list[PastResult]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Results in JUnit XML of any runner: pytest, pytest-xdist, unittest-xml-reporting, PyTorch's, gtest, Surefire.
+"""RunResults in JUnit XML of any runner: pytest, pytest-xdist, unittest-xml-reporting, PyTorch's, gtest, Surefire.
 
 A file comes from a stranger. pyexpat, with no handler of its own for entities, is told to stop at the first document
 type: there is nothing to expand, which is all that defusedxml adds. junitparser would build the whole tree first.
@@ -17,7 +17,7 @@ from pathlib import Path
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import TestId
 
-from .results import NOT_RUN_BY_PYTEST, Results, TestResult
+from .results import NOT_RUN_BY_PYTEST, RunResults, TestResult
 from .run_file import BadResults
 
 LARGEST = 256 * 1024 * 1024
@@ -28,7 +28,7 @@ _PLACE = re.compile(r"^(\S.*?\.py):(\d+): ")
 _NUMBER = re.compile(r" #\d+$")
 
 
-def read_junit(path: Path) -> Results:
+def read_junit(path: Path) -> RunResults:
     """The results of a JUnit file. Raises BadResults."""
     reader = _Reader()
     parser = xml.parsers.expat.ParserCreate()
@@ -55,7 +55,7 @@ def read_junit(path: Path) -> Results:
         raise BadResults(f"{path} {error}") from None
     if not reader.is_junit:
         raise BadResults(f"{path} is XML, but not of JUnit: it has no testsuite")
-    return Results(str(path), tuple(reader.results), reader.host, reader.clock, is_foreign=True)
+    return RunResults(str(path), tuple(reader.results), reader.host, reader.clock, is_foreign=True)
 
 
 class _Refused(Exception):

@@ -9,7 +9,8 @@ from pathlib import Path
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import TestId
 
-from .results import Results, paths_of, read_results
+from .reading import paths_of, read_results
+from .results import RunResults
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class KnownTests:
     ran: frozenset[TestId]
 
     @classmethod
-    def of(cls, all_results: Sequence[Results]) -> KnownTests:
+    def of(cls, all_results: Sequence[RunResults]) -> KnownTests:
         results = [result for run in all_results for result in run.results]
         failed = {result.test for result in results if result.counts_as is TestOutcome.FAILED}
         passed = {result.test for result in results if result.counts_as is TestOutcome.PASSED}

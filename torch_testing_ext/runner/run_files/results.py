@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, Stopping
-from torch_testing_ext.runner.model import Attempt, FinishedTest, LeftOut, Policy, Test, TestId
+from torch_testing_ext.runner.model import Attempt, FinishedTest, OmittedTest, Policy, Test, TestId
 from torch_testing_ext.runner.report.journal import RecordedRun
 
-from .run_file import BadResults, RunFacts, RunFile, is_run_file, read_run_file
+from .run_file import BadResults, RunFacts
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class TestResult:
 
 
 @dataclass(frozen=True)
-class Results:
+class RunResults:
     """The results of one run on one machine."""
 
     name: str
@@ -58,7 +56,7 @@ class Results:
     project: str = ""
     shard: str = ""
     # Collected, with what has left them out.
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[OmittedTest, ...] = ()
     # Collected, but the run ended before.
     unfinished: tuple[TestId, ...] = ()
     why_unfinished: str = ""
@@ -70,38 +68,9 @@ class Results:
     digest: str = ""
 
 
-def paths_of(words: Sequence[str]) -> list[Path]:
-    """The files that words name. A pattern that no shell has expanded is expanded; one without files stays."""
-    found: list[Path] = []
-    for word in words:
-        path = Path(word)
-        if path.is_dir():
-            found += sorted([*path.rglob("*.ttx"), *path.rglob("*.xml")])
-        elif not path.exists() and (names := sorted(glob.glob(word, recursive=True))):
-            found += map(Path, names)
-        else:
-            found.append(path)
-    return found
-
-
-def read_results(path: Path) -> tuple[Results, ...]:
-    """The results of a run file, or of a JUnit file of any runner. Raises BadResults."""
-    if is_run_file(path):
-        return tuple(results_of_file(read_run_file(path)))
-    from .junit_results import read_junit
-
-    return (read_junit(path),)
-
-
-def results_of_file(file: RunFile) -> Iterator[Results]:
-    """The results of each run in a run file."""
-    for facts, recorded in file.recorded():
-        yield results_of_run(str(file.path), facts, recorded, file.missing)
-
-
-def results_of_run(name: str, facts: RunFacts, recorded: RecordedRun, missing: tuple[str, ...] = ()) -> Results:
+def results_of_run(name: str, facts: RunFacts, recorded: RecordedRun, missing: tuple[str, ...] = ()) -> RunResults:
     began = next(event for event in recorded.events if isinstance(event, RunBegan))
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[OmittedTest, ...] = ()
     stopped = ""
     for event in recorded.events:
         match event:
@@ -111,7 +80,7 @@ def results_of_run(name: str, facts: RunFacts, recorded: RecordedRun, missing: t
                 stopped = reason
     summary = recorded.summary
     policy = recorded.header.policy
-    return Results(
+    return RunResults(
         name,
         tuple(_result(finished, policy, began.fake) for finished in summary.finished),
         began.header.host,
@@ -167,13 +136,7 @@ def name_of(test: TestId) -> str:
     return str(test).replace("\n", "\\n").replace("\r", "\\r")
 
 
-def in_common(first: Results, *others: Results) -> bool:
-    """Whether runs have a test in common."""
-    known = {each.test for each in first.results}
-    return all(any(each.test in known for each in other.results) for other in others if other.results)
-
-
-def require_one_project(all_results: Sequence[Results]) -> None:
+def require_one_project(all_results: Sequence[RunResults]) -> None:
     """Raises BadResults if files are of different projects."""
     projects: dict[str, str] = {}
     for results in all_results:

@@ -36,7 +36,7 @@ class TornFile(BadResults):
     """A run file without its end, such as one whose upload was cut off."""
 
 
-class OtherRuns(BadResults):
+class UnrelatedRuns(BadResults):
     """Files that do not belong together."""
 
 

@@ -233,7 +233,8 @@ class CommandLineTest(OptionsCase):
                 for flag in flags:
                     self.assertIn(flag, text)
         self.assertIn("--cluster-timeout SECONDS", self.help("--help", command="cluster clean"))
-        self.assertRefused(r"show has no option --jobs. \(show --help lists its options\)", "--jobs=2", command="show")
+        advice = r"show has no option --retries. \(show --help lists its options\)"
+        self.assertRefused(advice, "--retries=2", command="show")
         self.assertRefused("report has no option --cach. Did you mean: --cache", "--cach=x", command="report")
         self.assertRefused("show has no option --since", "--since=x", command="show")
         self.assertRefused("--about is not an option", "--about")

@@ -20,7 +20,7 @@ from torch_testing_ext.runner.run_files.census_text import census_lines
 from torch_testing_ext.runner.run_files.dead_paths import dead_paths
 from torch_testing_ext.runner.run_files.definitions import find_definitions
 from torch_testing_ext.runner.run_files.known_holes import read_known_holes
-from torch_testing_ext.runner.run_files.results import read_results
+from torch_testing_ext.runner.run_files.reading import read_results
 
 
 class CensusTestCase(unittest.TestCase):
