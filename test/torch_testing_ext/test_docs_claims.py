@@ -18,6 +18,7 @@ from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.runner.options import OPTION_TABLE, sources
+from torch_testing_ext.runner.options.commands import COMMANDS
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -187,6 +188,7 @@ class OptionsTest(unittest.TestCase):
         known |= {flag for spec in OPTION_TABLE.values() for value in spec.values for flag in value.names}
         known |= {"--help", "--help-all", "--version", *re.findall(r'"(--[a-z-]+)"', inspect.getsource(pytest_plugin))}
         known |= {option.flag for aspect in ASPECTS for option in aspect.options}
+        known |= {flag for command in COMMANDS.values() for flag in OPTION.findall(command.usage)}
         for page in PAGES:
             for code in spans(page):
                 for option in OPTION.findall(code):
