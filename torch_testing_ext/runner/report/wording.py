@@ -224,6 +224,19 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
+def without_others(attempt: Attempt) -> str:
+    """Say that a test ran in a whole world, whose ranks do not communicate; empty if it did not."""
+    if not attempt.end.worlds:
+        return ""
+    return f"ran only as a world of {max(view.size for view in attempt.end.worlds)} ranks that do not communicate"
+
+
+def not_judged(attempt: Attempt) -> str:
+    """What the rules of whole worlds could not judge of a test; empty if that is nothing."""
+    parts = [part for view in attempt.end.worlds for part in view.not_judged]
+    return f"not judged: {parts[0]}" if parts else ""
+
+
 def world_in_words(view: WorldView) -> str:
     """The whole world that a test has run in: its size, what is alike, and how much was sent."""
     calls = sum(len(alike.ranks) * alike.count for alike in view.classes)

@@ -163,8 +163,6 @@ class _Taking:
         self._touched |= set(self._of_files)
         self._folders = {str(PurePosixPath(file).parent) for file in self._touched}
 
-    # -- results
-
     def _add(self, results: RunResults) -> None:
         for result in results.results:
             file = self._matcher.file_of(result.test, results.is_foreign)
@@ -203,8 +201,6 @@ class _Taking:
             self._touched.add(test.file)
             for one in self._matcher.matches(test, False):
                 self._evidence[one.id, one.line][test.method.removeprefix(one.id.method)].is_collected = True
-
-    # -- holes
 
     def holes(self) -> Iterator[Hole]:
         for file in self._files:

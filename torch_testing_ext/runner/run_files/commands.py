@@ -74,9 +74,6 @@ def _warn(text: str) -> None:
     sys.stderr.write(f"warning: {text}\n")
 
 
-# -- merge
-
-
 def _merge(argv: Sequence[str], root: Path) -> int:
     parser = _Parser("merge")
     parser.add_argument("files", nargs="+", metavar="FILE", help="a run file, or a pattern of several")
@@ -123,9 +120,6 @@ def _run_files(words: Sequence[str]) -> tuple[list[RunFile], list[str]]:
         except TornFile as error:
             torn.append(str(error))
     return files, torn
-
-
-# -- replay
 
 
 def _replay(argv: Sequence[str], root: Path) -> int:
@@ -186,9 +180,6 @@ def _of_test(run: RecordedRun, name: str) -> tuple[Event, ...]:
     return (*filter(is_meant, run.events), RunEnded(summary))
 
 
-# -- diff, history
-
-
 def _diff(argv: Sequence[str], root: Path) -> int:
     parser = _Parser("diff")
     parser.add_argument("before", metavar="BEFORE", help="a run file, or JUnit XML")
@@ -219,9 +210,6 @@ def _all_results(words: Sequence[str]) -> list[RunResults]:
             if not results.digest or digests.setdefault(results.digest, results.name) == results.name:
                 found.append(results)
     return found
-
-
-# -- census
 
 
 def _census(argv: Sequence[str], root: Path) -> int:

@@ -342,9 +342,6 @@ def _body_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
 
 
-# -- parameters
-
-
 def _parameters(decorators: Sequence[ast.expr]) -> tuple[str, ...]:
     """The parameters of pytest's parametrize, if the source has them as literals. The lowest decorator comes first."""
     sets = []

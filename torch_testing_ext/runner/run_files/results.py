@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, Stopping
 from torch_testing_ext.runner.model import Attempt, FinishedTest, OmittedTest, Policy, Test, TestId
+from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.report.journal import RecordedRun
 
 from .run_file import BadResults, RunFacts
@@ -115,11 +116,9 @@ def _result(finished: FinishedTest, policy: Policy, fake: bool) -> TestResult:
 
 
 def _made_up(test: Test, attempt: Attempt, fake: bool) -> str:
-    if attempt.end.worlds:
-        return f"ran only as a world of {max(view.size for view in attempt.end.worlds)} ranks that do not communicate"
     if fake and test.devices:
         return "ran only on fake devices"
-    return ""
+    return wording.without_others(attempt)
 
 
 NOT_RUN_BY_PYTEST = "[NOTRUN]"
@@ -128,8 +127,7 @@ NOT_RUN_BY_PYTEST = "[NOTRUN]"
 def _not_judged(attempt: Attempt) -> str:
     if NOT_RUN_BY_PYTEST in attempt.message:
         return "xfail(run=False)"
-    parts = [part for view in attempt.end.worlds for part in view.not_judged]
-    return f"not judged: {parts[0]}" if parts else ""
+    return wording.not_judged(attempt)
 
 
 def name_of(test: TestId) -> str:
