@@ -181,7 +181,7 @@ def _show(configured: ConfiguredOptions, root: Path) -> int:
     runs = show.known_runs(places)
     if not runs:
         raise UsageError(f"show: no run is known yet (results: {places[0]})")
-    found = list(show.accounts_of_failures(runs, options.names, root, Path.cwd(), as_data=options.as_json))
+    found = list(show.accounts_of_failures(runs, options.names, root, Path.cwd(), as_data=options.json))
     if not found:
         raise UsageError(f"show: no test failed in the latest run ({runs[0].title})")
     print("\n".join(found))

@@ -181,16 +181,6 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(str, "the tests to explain", "TEST", Level.OF_COMMANDS, many=True, configurable=False),
     )
-    # Of the command `show`.
-    as_json: bool = field(
-        default=False,
-        metadata=_selection(
-            read_boolean,
-            level=Level.OF_COMMANDS,
-            values=(ValueFlag(("--json",), True, "print each failure as one line of JSON, at most 4 kB"),),
-            configurable=False,
-        ),
-    )
     watch: bool = field(
         default=False,
         metadata=_selection(read_boolean, "run affected tests after each save", configurable=False),
@@ -466,9 +456,19 @@ class RunOptions(AskedOptions):
             read_boolean, "print what a report of a bug needs instead", level=Level.OF_COMMANDS, configurable=False
         ),
     )
+    # Of the command `show`.
+    json: bool = field(
+        default=False,
+        metadata=_output(
+            read_boolean,
+            "print each failure as one line of JSON, at most 4 kB",
+            level=Level.OF_COMMANDS,
+            configurable=False,
+        ),
+    )
     run_file: Path | None = field(
         default=None,
-        metadata=_output(read_path, "write the run as one file", "FILE"),
+        metadata=_output(read_path, "write the run as one file", "FILE", Level.HELP_ALL),
     )
     run_file_logs: bool = field(
         default=False,

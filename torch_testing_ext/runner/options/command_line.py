@@ -236,8 +236,7 @@ class _Arguments:
 
     def _arguments(self, field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """The arguments of argparse's add_argument for an option: for each of its flags, or for the option itself."""
-        is_of_command = spec.level is Level.OF_COMMANDS and not self._command
-        for value in () if is_of_command else spec.values:
+        for value in spec.values:
             names = tuple(name for name in value.names if name not in self._pytorch_flags)
             yield names, {"dest": field, "action": "store_const", "const": value.value, "help": value.help}
         if field == "names":

@@ -28,7 +28,7 @@ COMMANDS = {
         "print the full reports of failures",
         "[options] [NAME ...]",
         "Print the full report of each failure of the latest run, or of the tests NAME.",
-        ("as_json", "journal", "cache"),
+        ("json", "journal", "cache"),
     ),
     "report": CommandSpec(
         "write reports of an earlier run",
@@ -53,21 +53,25 @@ COMMANDS = {
         "FILE ... [-o FILE] [--html FILE] [--junitxml FILE] [--results FILE] [--learn]",
         "Put run files together: one summary, one report, one file. Exits with 1 if a test failed, or a shard"
         "\nis missing or torn.",
+        is_rare=True,
     ),
     "replay": CommandSpec(
         "print a run again from its file",
         "FILE [TEST]",
         "Print what the run of a file printed, or what it says of TEST.",
+        is_rare=True,
     ),
     "diff": CommandSpec(
         "compare two runs",
         "BEFORE AFTER",
         "List new failures, and tests that are mended, slower or gone. Exits with 1 if there are new failures.",
+        is_rare=True,
     ),
     "history": CommandSpec(
         "show the results of a test in many runs",
         "TEST FILE ...",
         "Show the results of a test in many runs, the oldest first, and how often it failed.",
+        is_rare=True,
     ),
     "census": CommandSpec(
         "list the tests that never ran, and why",
