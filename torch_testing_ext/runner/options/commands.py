@@ -78,6 +78,7 @@ COMMANDS = {
         "FILE ... [--tests DIR ...] [--known FILE] [--max-new N] [--collected FILE] [--json FILE]",
         "List the tests that exist and were not seen running in these results, by reason and folder. The results"
         "\nmay be of any runner that writes JUnit XML.",
+        is_rare=True,
     ),
     "moving": CommandSpec("convert tests that use another project's helpers", is_rare=True),
     "cluster clean": CommandSpec(
