@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_testing_ext._process.declarations import Option, Setting, either
+from torch_testing_ext._process.declarations import Level, Option, Setting, either
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext.launch.aspect import Aspect
 
@@ -18,6 +18,7 @@ _UPDATE = Option(
     pytest_help="write the budgets that tests name from what they communicate",
     apart={"cluster": "the files of budgets are on this machine"},
     configurable=False,
+    level=Level.HELP_ALL,
 )
 
 
