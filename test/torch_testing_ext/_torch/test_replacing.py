@@ -112,6 +112,19 @@ def test_functions_of_the_program(other):
 
 
 @in_own_process
+def test_names_of_owners():
+    """Of classes and modules in which a program is not expected to replace anything."""
+    for purpose, name in (
+        ("memory in a world", "torch.storage.UntypedStorage.resize_"),
+        ("differences of tensors", "torch.testing._comparison.not_close_error_metas"),
+    ):
+        layer = Replacement(purpose, adding("a", []))
+        assert name in [function.name for function in replacing.who_has_replaced_what()]
+        layer.undo()
+        assert name not in [function.name for function in replacing.who_has_replaced_what()]
+
+
+@in_own_process
 def test_a_mock_of_the_program():
     with mock.patch.object(dist, "barrier"):
         (found,) = (function for function in replacing.who_has_replaced_what() if function.is_by_program)
