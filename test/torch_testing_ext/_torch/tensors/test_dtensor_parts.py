@@ -67,8 +67,11 @@ def test_specs():
     assert (strided.dim, strided.split_factor) == (1, 2)
     (entry,) = dtensor_parts.shard_order({0: [1, 0]})
     assert (entry.tensor_dim, entry.mesh_dims) == (0, (1, 0))
+    spec = type(spec)(grid, (dtensor_parts.strided_shard(0, 2), Shard(0)))
+    assert spec.use_strided_shard_as_shard_order
+    read_as_order = spec.placements, spec.shard_order
     dtensor_parts.take_placements_literally(spec)
-    assert not spec.use_strided_shard_as_shard_order
+    assert not spec.use_strided_shard_as_shard_order and (spec.placements, spec.shard_order) != read_as_order
 
 
 @in_own_process
