@@ -177,7 +177,7 @@ class RunningUnit:
         self._files = files
         self._file: FileHandle = files.file(unit.file)
         end = functools.partial(self.end, EndCause.DEADLINE)
-        self._deadlines = Deadlines(files.loop, options, self.ask_for_stacks, end)
+        self._deadlines = Deadlines(files.loop, options, self._ask_at_deadline, end)
         self._ending = _Ending()
         self._processes = _Processes.WATCHED
         # The pid is not known yet.
@@ -210,7 +210,8 @@ class RunningUnit:
     ) -> worker_messages.UnitSpec:
         """Describe the unit for its worker, and make its folder."""
         directory = self._files.directory / f"unit{self.unit.number}"
-        directory.mkdir(exist_ok=True)
+        # A test may have emptied the folder for temporary files.
+        directory.mkdir(parents=True, exist_ok=True)
         kept = os.environ.get(LOGS)
         ranks = Path(kept, self._files.directory.name, directory.name) if kept else directory / "ranks"
         tests = self.unit.tests
@@ -276,6 +277,19 @@ class RunningUnit:
             self._supervisor.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
         else:
             self._stacks_taken()
+
+    def _ask_at_deadline(self, answer: Callable[[str], object]) -> None:
+        """Ask for the stacks of the running test, which has had its time even if the request interrupts its wait."""
+        test = self._log.running
+
+        def note(stacks: str) -> None:
+            if test is not None:
+                self._log.overdue[test] = stacks
+            answer(stacks)
+
+        if test is not None:
+            self._log.overdue[test] = ""
+        self.ask_for_stacks(note)
 
     def _stacks_taken(self) -> None:
         """Answer everything that has asked for stacks: there will be no more of them."""

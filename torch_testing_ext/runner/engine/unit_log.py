@@ -82,6 +82,8 @@ class UnitLog:
     # The failures of tests before their tear-down.
     failed_so_far: dict[int, TestEnd] = field(default_factory=dict)
     fixture: worker_messages.FixtureBegan | None = None  # the class or module fixture that is running
+    # The stacks of tests that were still running at their deadline.
+    overdue: dict[int, str] = field(default_factory=dict)
     aftermath: Aftermath = field(default_factory=dict)
     leftovers: dict[int | None, tuple[str, ...]] = field(
         default_factory=dict
@@ -186,10 +188,18 @@ class UnitLog:
         began, ended = self.began[test], self.ended[test]
         # The processes that it left running are added below, if it has passed otherwise.
         end = replace(ended.end, leftovers=())
+        if test in self.overdue and end.outcome.counts_as is TestOutcome.PASSED:
+            end = self._passed_too_late(test, end, ended.at - began.at)
         result = self._result(test, end, began.at, ended.at)
         result = replace(result, log=(began.printed, ended.printed), ranks=ended.ranks)
         result = _with_leftovers(result, (*ended.end.leftovers, *self.leftovers.get(test, ())))
         return _with_aftermath(result, aftermath.get(test, ()))
+
+    def _passed_too_late(self, test: int, end: TestEnd, seconds: float) -> TestEnd:
+        """The end of a test that has passed after its deadline: the request for its stacks may have woken it."""
+        title = f"{self.names[test]} timed out after {seconds:.1f} s; it ended when its stacks were taken"
+        at_deadline = WorkerExit(EndCause.DEADLINE, 0.0, stacks=self.overdue[test])
+        return replace(end, outcome=TestOutcome.TIMEOUT, failure=self._with_details(title, at_deadline, test))
 
     def _result(
         self, test: int, end: TestEnd, began: float, ended: float | None = None, reason: str = ""

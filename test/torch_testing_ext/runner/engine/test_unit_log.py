@@ -113,6 +113,19 @@ class TestOneTest(TestCase):
                     (result,), _ = log_of(*messages).finish(WorkerExit(EndCause.DEADLINE, 9.0, code))
                     self.assertIn(says, result.attempt.said)
 
+    def test_a_test_that_passes_after_its_deadline_has_timed_out(self):
+        """The signal that asks for its stacks may end the wait in which it hangs."""
+        for outcome, expected in (("passed", "timeout"), ("failed", "failed"), ("skipped", "skipped")):
+            with self.subTest(outcome=outcome):
+                log = log_of(began(0), ended(0, outcome, "x"), began(1), ended(1), AllOver(), tests=2)
+                log.overdue[0] = "here"
+                self.assertEqual(outcomes(log, FINE), ({0: expected, 1: "passed"}, []))
+        log = log_of(began(0), ended(0), AllOver())
+        log.overdue[0] = "here"
+        said = result_of(0, log, FINE).attempt.said
+        self.assertIn("T.test_0 timed out after 0.5 s; it ended when its stacks were taken", said)
+        self.assertIn("here", said)
+
     def test_ended_for_the_memory_of_the_node(self):
         """Only the test that was hit runs again: it is the one that is marked."""
         log = log_of(began(0), ended(0), began(1), tests=3)

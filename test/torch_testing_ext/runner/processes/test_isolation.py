@@ -89,6 +89,18 @@ class TestOutcomes(TestCase):
         frames = re.findall(r'^  File ".*", line \d+ in (.*)$', stacks, re.MULTILINE)
         self.assertEqual(frames, ["wait_for_nothing", "test_hangs"], "the test's own frames, and none of unittest's")
 
+    def test_a_wait_that_the_request_for_stacks_ends_has_timed_out(self):
+        ran = self.run_source(
+            """
+            import ctypes, unittest
+            class WaitTest(unittest.TestCase):
+                def test_sleeps(self): ctypes.CDLL(None).sleep(1000)
+            """,
+            timeout=0.4,
+        )
+        self.assertEqual(ran.outcomes, {"test_sleeps": "timeout"})
+        self.assertIn("in test_sleeps", ran["test_sleeps"].said)
+
     def test_a_timeout_of_one_rank_is_explained_by_its_ranks(self):
         """Also where its thread cannot be ended, which takes a second more."""
         ran = self.run_source(subject(__file__, "hanging_rank.py"))
