@@ -355,10 +355,10 @@ def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
     size = SIZE.value()
     if "torch_testing_ext._testing.bases.invocation" in sys.modules and hasattr(item, "addError"):
-        from torch_testing_ext._pytest_ranks import run_again
+        from torch_testing_ext._pytest_ranks import command_by_pytest
 
         # It is the result object of a test of unittest, which asks it.
-        item.command_of = lambda test: run_again.command(item)
+        item.command_of = lambda test: command_by_pytest.command(item)
     if item.get_closest_marker(_LAYOUTS) is not None:
         from torch_testing_ext._pytest_ranks import layouts_of_tests
 

@@ -22,7 +22,7 @@ from torch_testing_ext._process import early_threads
 from torch_testing_ext._process.devices_setting import CPU, default_devices
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._pytest_ranks import debugger_of_rank, item_in_rank, pytest_internals, run_again
+from torch_testing_ext._pytest_ranks import command_by_pytest, debugger_of_rank, item_in_rank, pytest_internals
 from torch_testing_ext._pytest_ranks.marks import (
     COMMAND,
     PLACE,
@@ -375,7 +375,7 @@ def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
 
 def case_of_item(item: Any) -> launch.Case:
     show_command = item.stash.get(SHOW_COMMAND, "")
-    return invocation.case_of(_name_of(item), str(item.path), run_again.command(item), show_command)
+    return invocation.case_of(_name_of(item), str(item.path), command_by_pytest.command(item), show_command)
 
 
 def _name_of(item: Any) -> str:

@@ -15,7 +15,7 @@ _OF_TRAINED = 1e-7
 
 
 class Alignment:
-    """How the parameters of a run are cut: by DTensors, by what the program says, or by their content at the start."""
+    """The cuts of a run's parameters: by DTensors, by what the program says, or by their content at the start."""
 
     def __init__(self, reference: LayoutRun, run: LayoutRun, step: int = -1, kind: str = "start"):
         self.reference, self.run = reference, run
@@ -72,7 +72,7 @@ class Alignment:
             self.not_compared[name] = f"the reference has none of this name.{nearest(name, self.starts)}"
 
     def held(self, key: Key) -> dict[str, Held]:
-        """What ranks hold of a tensor, by its name in the reference: experts of several ranks have one name here."""
+        """The parts of a tensor that ranks hold, by its name in the reference: experts share one name."""
         found: dict[str, Held] = {}
         step, kind, title = key
         for rank, look in self.run.looks[key].items():

@@ -126,7 +126,7 @@ class Comparison:
         return self._explained(step, kind, wholes, held, wrong)
 
     def _off(self, key: Key, whole: torch.Tensor, held: Held, of_kind: float) -> float:
-        """How far a tensor is off, relative; 0 if it is right."""
+        """The relative error of a tensor; 0 if it is right."""
         if self.controls:
             controls = [control.of_reference(key) for control in self.controls]
             ratio = _rounding_ratio(
@@ -366,7 +366,7 @@ def _rounding_ratio(
 
 
 def _shares(whole: torch.Tensor, held: Held, tolerance: float, explained: bool) -> dict[int, str]:
-    """What each rank has of its part of the reference, in words. `explained`: they have shares of it."""
+    """Describe each rank's share of its part of the reference. `explained`: they have shares of it."""
     found = {}
     scale = largest(whole) or 1.0
     for rank, (local, part) in held.items():

@@ -1,4 +1,4 @@
-"""What further runs say of a failure: how much each sample counts, and the first module whose values differ. Pure."""
+"""Further facts of a failure: the weight of each sample, and the first module whose values differ. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
 
 
 def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignment, chunks: int) -> list[Reason]:
-    """How much each sample of the first batch counts in the gradients, beside what it counts in the reference.
+    """The weight of each sample of the first batch in the gradients, beside that in the reference.
 
     `alone`: gradients of each part of a sample. `chunks`: the parts of a sample.
     """

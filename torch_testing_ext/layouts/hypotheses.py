@@ -352,7 +352,7 @@ class Hypotheses:
         return all(is_close(local, part.of(value), scale, self.tolerance) for local, part in held.values())
 
     def of_update(self, before: torch.Tensor, after: torch.Tensor, held: Held) -> list[Reason]:
-        """What a step has added to a parameter is a multiple of what it should add."""
+        """A step has added a multiple of what it should add to a parameter."""
         factors = []
         for local, part in held.values():
             old, new = part.of(before).double(), part.of(after).double()

@@ -153,7 +153,7 @@ def _found_rows(local: torch.Tensor, whole: torch.Tensor, dim: int, tolerance: f
 
 
 def _found_block(local: torch.Tensor, whole: torch.Tensor, dims: Sequence[int], tolerance: float) -> Part | None:
-    """Where a tensor is that is cut along several dimensions, each into consecutive equal parts."""
+    """The part of a tensor that is cut along several dimensions, each into consecutive equal parts."""
     starts = [range(0, whole.shape[dim] - local.shape[dim] + 1, max(1, local.shape[dim])) for dim in dims]
     for chosen in itertools.product(*starts):
         index: list[torch.Tensor | None] = [None] * local.dim()

@@ -46,7 +46,7 @@ class ProbedCall:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a training is run once: in which phase, with which weights, and what is looked at besides."""
+    """One run of a training: its phase, its weights, and what is looked at besides."""
 
     folder: str
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class RankLooks:
 
 @dataclass
 class LayoutRun:
-    """What all ranks of a layout have looked at."""
+    """The looks of all ranks of a layout."""
 
     text: str
     axes: dict[str, int]

@@ -54,7 +54,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
 
         return init(words, root, main)
     if command in OF_RUN_FILES:
-        from .run_files.commands import of_run_files
+        from .run_files.run_file_commands import of_run_files
 
         return of_run_files(command, words, root)
     if command == "moving":

@@ -138,7 +138,9 @@ class PluginTest(PytestCase):
 
     def test_the_mark_is_explained(self) -> None:
         run = run_pytest({}, "--markers")
-        signature = "size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function'"
+        signature = (
+            "size, *, backend=None, devices='auto', timeout=None, isolated=False, init=None, scope='function', nodes=1"
+        )
         self.assertIn(f"@pytest.mark.world_size({signature}): run", run.text)
         marked = run_pytest({"test_x.py": f"{HEAD}@mark(1)\ndef test_x(): ..."}, "--strict-markers")
         self.assertOutcomes(marked, {"test_x": "passed"})

@@ -1,14 +1,15 @@
-"""What is changed in torch while a training is compared. In a rank: the changes last until a process ends."""
+"""Changes of torch while a training is compared, in a process of their own: they last until it ends."""
+
+import unittest
 
 import torch
 import torch.nn.functional as F
+from kit.own_process import in_own_process
 
 from torch_testing_ext._torch.compared_training import before_norms, compute_in_float64, drop_by_values, is_training
-from torch_testing_ext.common_utils import TestCase, run_tests
-from torch_testing_ext.ranks import spawn
 
 
-def precision(rank):
+def precision():
     compute_in_float64()
     values = torch.ones(2)
     for changed in (
@@ -25,7 +26,7 @@ def precision(rank):
     assert values.to(torch.ones(1, dtype=torch.int32)).dtype == torch.int32
 
 
-def dropout(rank):
+def dropout():
     drawn = []
     drop_by_values(lambda input, mask: drawn.append(mask))
     values = torch.arange(1.0, 101.0).double()
@@ -38,7 +39,7 @@ def dropout(rank):
     assert torch.equal(F.dropout(values, 0.3, training=False), values)
 
 
-def norms(rank):
+def norms():
     looks = []
     before_norms(lambda: looks.append(parameter.grad.tolist()))
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -48,11 +49,11 @@ def norms(rank):
     assert parameter.grad.norm() < 1.01
 
 
-class ComparedTrainingTest(TestCase):
+class ComparedTrainingTest(unittest.TestCase):
     def test_changes(self):
         for change in (precision, dropout, norms):
             with self.subTest(change.__name__):
-                spawn(change, 1)
+                in_own_process(change)()
 
     def test_is_training(self):
         seen = []
@@ -73,4 +74,4 @@ class ComparedTrainingTest(TestCase):
 
 
 if __name__ == "__main__":
-    run_tests()
+    unittest.main()

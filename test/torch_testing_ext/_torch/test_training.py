@@ -151,7 +151,7 @@ def ours(*_):
     """A hook of this package."""
 
 
-ours.__module__ = "torch_testing_ext.x"
+ours.__module__ = "torch_testing_ext" + ".x"
 
 
 @pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])

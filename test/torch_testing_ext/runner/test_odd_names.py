@@ -62,7 +62,7 @@ class T(unittest.TestCase):
     def test_it(self): self.fail("on purpose")
 """
 
-AGAIN = re.compile(r"^To run it alone:\n  python3? run_test\.py (.*)$", re.MULTILINE)
+AGAIN = re.compile(r"^run again:  python3? run_test\.py (.*)$", re.MULTILINE)
 
 
 class OddNamesCase(FolderCase):

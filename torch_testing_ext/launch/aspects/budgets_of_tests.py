@@ -18,6 +18,8 @@ _UPDATE = Option(
     pytest_help="write the budgets that tests name from what they communicate",
     apart={"cluster": "the files of budgets are on this machine"},
     configurable=False,
+    # A failure is looked at against the budget that there is.
+    in_command=False,
     level=Level.HELP_ALL,
 )
 

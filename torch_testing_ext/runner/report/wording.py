@@ -232,7 +232,7 @@ def without_others(attempt: Attempt) -> str:
 
 
 def not_judged(attempt: Attempt) -> str:
-    """What the rules of whole worlds could not judge of a test; empty if that is nothing."""
+    """The calls of a test that the rules of whole worlds could not judge; empty if there are none."""
     parts = [part for view in attempt.end.worlds for part in view.not_judged]
     return f"not judged: {parts[0]}" if parts else ""
 

@@ -84,7 +84,7 @@ class Census:
 
 @dataclass
 class _Evidence:
-    """What is known of a test, or of one of its parameters."""
+    """All that is known of a test, or of one of its parameters."""
 
     results: list[TestResult] = field(default_factory=list)
     left_out: list[OmittedTest] = field(default_factory=list)

@@ -74,7 +74,7 @@ class DefinedFile:
 
 @dataclass(frozen=True)
 class Patterns:
-    """What pytest's settings say of names."""
+    """The names that pytest's settings choose."""
 
     files: tuple[str, ...] = ("test_*.py", "*_test.py")
     classes: tuple[str, ...] = ("Test",)
@@ -168,7 +168,7 @@ def _why_ignored(root: Path, name: str, patterns: Patterns) -> str:
 
 @lru_cache(maxsize=1000)
 def _ignored_by(conftest: Path) -> tuple[tuple[int, str], ...]:
-    """What a conftest file has pytest ignore, with the lines."""
+    """The paths that a conftest file has pytest ignore, with the lines."""
     found = []
     tree = _parsed(text_of(conftest)) if conftest.is_file() else None
     for node in ast.walk(tree) if tree is not None else ():

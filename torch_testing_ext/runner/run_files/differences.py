@@ -1,4 +1,4 @@
-"""What has changed between two runs, or two groups of runs."""
+"""Changes between two runs, or two groups of runs."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class _Shifted:
 
 
 def _collected(runs: Sequence[RecordedRun]) -> Collected:
-    """What all of them leave out: a test that one has run is not left out."""
+    """The tests that all of them leave out: a test that one has run is not left out."""
     ran = {test.id for run in runs for test in _began(run).tests}
     left_out: dict[TestId, OmittedTest] = {}
     for run in runs:

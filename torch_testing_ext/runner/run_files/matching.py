@@ -81,7 +81,7 @@ class Matcher:
         return 3 if is_same else 2
 
     def _foreign_fit(self, test: TestId, candidate: DefinedTest) -> int:
-        """How many parts of a dotted name fit."""
+        """The number of parts of a dotted name that fit."""
         words = [word for word in test.cls.replace("::", ".").replace("/", ".").split(".") if word]
         words = [word for word in words if word not in ("__main__", "py")]
         module = _module(candidate.id.file)

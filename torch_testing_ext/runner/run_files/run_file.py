@@ -56,7 +56,7 @@ class ConsoleOfRun:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run that no event says."""
+    """Facts about a run that no event says."""
 
     # The digest of its journal: two files with the same one are the same run.
     digest: str = ""

@@ -44,7 +44,7 @@ def test_living_groups():
 def test_timeouts_of_stores():
     """The shortest counts: that of a store, of the wait itself, or of a group that is being made."""
     store = dist.HashStore()
-    assert made_groups.timeout_of_store([store]) is None
+    assert made_groups.timeout_of_store([store]) == store.timeout.total_seconds()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     store.set_timeout(timedelta(seconds=90))
     assert made_groups.timeout_of_store(None) is None

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from torch_testing_ext._pytest_ranks import pytest_internals, run_again
+from torch_testing_ext._pytest_ranks import command_by_pytest, pytest_internals
 from torch_testing_ext._pytest_ranks.marks import COMMAND
 from torch_testing_ext.launch.aspects import ASPECTS
 
@@ -113,4 +113,4 @@ def run(folder, command):
 
 def test_a_test_of_the_runner_has_its_command():
     item = types.SimpleNamespace(stash={COMMAND: "torchtest --timeout 1 test_a.py::test_b"})
-    assert run_again.command(item) == "torchtest --timeout 1 test_a.py::test_b"
+    assert command_by_pytest.command(item) == "torchtest --timeout 1 test_a.py::test_b"
