@@ -8,8 +8,8 @@ import unittest
 
 # Computes for some seconds.
 BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
-# Prints when it has computed, and stays.
-STAYS = "print(flush=True); time.sleep(600)"
+# Prints when it has computed, and stays until the process that runs these tests ends.
+STAYS = "import sys; print(flush=True); sys.stdin.read()"
 
 
 def test_nothing():
@@ -46,7 +46,9 @@ def test_orphan_computes():
 
 def test_starts_a_server():
     global server
-    server = subprocess.Popen([sys.executable, "-c", BURN.format(0.4) + STAYS], stdout=subprocess.PIPE)
+    server = subprocess.Popen(
+        [sys.executable, "-c", BURN.format(0.4) + STAYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     server.stdout.readline()
 
 
