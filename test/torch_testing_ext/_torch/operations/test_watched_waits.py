@@ -109,8 +109,9 @@ def test_callbacks():
     future.then(lambda done: done.value()[0].div_(2))
     assert ("chained", "Future") in heard
     heard.clear()
-    future.then(told.append)
+    chained = future.then(told.append)
     assert heard == ["used"]
+    chained.wait()
     assert len(told) == 1
 
 
