@@ -66,7 +66,8 @@ def _judge(
         # A rank that was ended while an exception was in flight has failed by that.
         reports = [r if r.in_flight is None else _ended_by(r, r.in_flight) for r in reports]
         return _failed(reports, [r for r in reports if r.rank in interrupted], case, expected, finding)
-    if finding is not None:
+    skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
+    if finding is not None and not _waits_only_for(finding, skips):
         if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
             finding = _mismatch(reports, expected) or finding
         finding = _unlike_groups(reports, expected) or finding
@@ -77,7 +78,6 @@ def _judge(
         return _timed_out(reports, running, case, expected)
     if deciding:
         return _failed(reports, deciding, case, expected)
-    skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if len(skips) == len(reports) and not expected.any_code:
         return Verdict(TestOutcome.SKIPPED, skips[0].summary, code=skips[0].code)
     # If any code is allowed, so is that of a skip; but a rank that had to be ended never makes a pass.
@@ -91,6 +91,14 @@ def _judge(
     if mismatch is not None:
         return _found(reports, mismatch, case)
     return _found_by_sanitizer(reports, case, expected)
+
+
+def _waits_only_for(finding: Finding, skips: Sequence[RankReport]) -> bool:
+    """Whether ranks wait for each other only since the others have skipped: then that is the cause."""
+    if finding.kind is not FindingKind.DEADLOCK:
+        return False
+    awaited = {rank for line in finding.lines if isinstance(line, Doing) for rank in line.awaited}
+    return bool(awaited) and awaited <= {report.rank for report in skips}
 
 
 # -- faults of the test

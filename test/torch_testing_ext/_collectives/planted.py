@@ -557,7 +557,7 @@ def keys_that_nobody_sets(self):
     dist.all_reduce(ones())
 
 
-@fault("error", "rank 2 waits for the keys 'ready', 'peer' of a store (line ", "ranks 0, 1 wait", bases=("fresh",))
+@fault("error", "rank 2 waits for the key 'peer' of a store (line ", "ranks 0, 1 wait", bases=("fresh",))
 def key_that_nobody_sets_with_a_timeout(self):
     store = patient_store()
     if self.rank == 2:

@@ -75,7 +75,8 @@ class DebuggingTest(unittest.TestCase):
     def test_help_and_mistakes(self) -> None:
         run = run_pytest({}, "--markers")
         self.assertRegex(
-            run.text, r"@pytest.mark.world_size\(size, \*, backend=None, .*isolated=False, .*scope=.function.\): run"
+            run.text,
+            r"@pytest.mark.world_size\(size, \*, backend=None, .*isolated=False, .*scope=.function., nodes=1\): run",
         )
         run = run_pytest({"test_subject.py": SUBJECT}, "--debug-rank=-1")
         self.assertEqual(run.code, 4)

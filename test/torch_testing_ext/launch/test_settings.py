@@ -47,6 +47,7 @@ class TestSettings(unittest.TestCase):
             ("SANITIZE", "nan", frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})),
             ("SANITIZE_ORDER", "fail", True),
             ("DELAYS", "12", 12),
+            ("UPDATE_BUDGETS", "1", True),
             ("FAKE_DEVICES", "0,3", ("0", "3")),
             ("FAKE_ACCELERATORS", "4", "4"),  # for _machine/fake_accelerator/, as those below
             ("FAKE_MEMORY", "1000000", "1000000"),

@@ -85,6 +85,7 @@ class TestXunit:
 
     def test_of_pytest(self, request):
         assert not internals.is_of_unittest(request.node) and internals.kept_errors(request.node) == []
+        assert internals.argument_names(request.node)[:1] == ("request",)
         assert internals.postponed_tear_down(request.node) is None
         assert any(name.startswith(internals.XUNIT_FIXTURES) for name in internals.fixture_definitions(request.node))
 
