@@ -29,10 +29,12 @@ Main = Callable[[Sequence[str], Path], int]
 
 def init(argv: Sequence[str], root: Path, main: Main) -> int:
     """Set the project up, and return the exit code of its first test. `main` is the runner."""
+    if list(argv) == ["--agents"]:
+        return _write_for_agents(root.resolve())
     if argv:
         if argv[0] not in ("-h", "--help"):
-            raise UsageError(f"init takes no arguments: leave out {argv[0]}")
-        print(f"usage: {user_commands.runner()} init\n\n{_template('help.txt')}", end="")
+            raise UsageError(f"init has no argument but --agents: leave out {argv[0]}")
+        print(f"usage: {user_commands.runner()} init [--agents]\n\n{_template('help.txt')}", end="")
         return ExitCode.PASSED
     try:
         root = root.resolve()
@@ -56,6 +58,19 @@ def _set_up(root: Path) -> list[Path]:
     _configure(root / "pyproject.toml", sorted(folders))
     _write_job(root)
     return files
+
+
+def _write_for_agents(root: Path) -> int:
+    """Write a page for programs that run tests and read failures; print it if there is one already."""
+    text = _template("agents.md")
+    file = root / "AGENTS.md"
+    try:
+        _write(file, text, root)
+    except OSError as error:
+        raise UsageError(f"init: {error}") from None
+    if text_of(file) != text:
+        print(f"\nTo add to it:\n\n{text}", end="")
+    return ExitCode.PASSED
 
 
 def _template(name: str) -> str:

@@ -324,6 +324,7 @@ def _left_out(
             why = f"--shard {part.index}/{part.count}"
         elif test.id not in runs:
             why = f"--affected {options.affected}" if chosen.affected else "--last-failed"
+            why = why if options.rerun_of is None else f"--rerun {options.rerun_of}"
         if why:
             left_out.append(OmittedTest(test.id, why, test.line, test.marks))
     imported = set(chosen.files)
@@ -407,16 +408,40 @@ def _to_rerun(
     chosen: Chosen,
     tests: tuple[Test, ...],
 ) -> tuple[tuple[Test, ...], tuple[str, ...]]:
-    """With --affected, the affected tests. With --last-failed, those that failed; all, and a warning, if none did."""
+    """With --affected, the affected tests; with --rerun, those that did not pass there.
+
+    With --last-failed, those that failed; all, and a warning, if none did.
+    """
     affected = chosen.affected
     if affected is not None:
         tests = tuple(test for test in tests if affected.why(test.id) is not None)
+    if options.rerun_of is not None:
+        passed = _passed_in(options.rerun_of)
+        before, tests = tests, tuple(test for test in tests if test.id not in passed)
+        if before and not tests:
+            return (), (f"each of the selected tests passed in {options.rerun_of}",)
     if options.rerun is not Rerun.LAST_FAILED:
         return tests, ()
     failed = tuple(test for test in tests if earlier.last_failed.failed(test.id))
     if failed:
         return failed, ()
     return tests, ("none of the selected tests failed in its last run: running all of them",)
+
+
+def _passed_in(path: Path) -> frozenset[TestId]:
+    """The tests that ran and passed in a run file. Raises UsageError."""
+    from torch_testing_ext.runner.run_files.reading import results_of_file
+    from torch_testing_ext.runner.run_files.run_file import BadResults, is_run_file, read_run_file
+
+    try:
+        if not is_run_file(path):
+            raise UsageError(f"--rerun: {path} is not a file that --run-file has written")
+        runs = list(results_of_file(read_run_file(path)))
+    except (OSError, BadResults) as error:
+        raise UsageError(f"--rerun: {error}") from None
+    results = [result for run in runs for result in run.results]
+    passed = {result.test for result in results if result.was_seen and result.counts_as is TestOutcome.PASSED}
+    return frozenset(passed - {result.test for result in results if result.counts_as is TestOutcome.FAILED})
 
 
 def _discovered(found: Found) -> tuple[Test, ...]:

@@ -165,6 +165,18 @@ class RunOptions(AskedOptions):
             ),
         ),
     )
+    # A run file.
+    rerun_of: Path | None = field(
+        default=None,
+        metadata=_selection(
+            read_path,
+            "run the tests that did not pass in a run file: failed, not run, or new",
+            "FILE",
+            Level.HELP_ALL,
+            configurable=False,
+            also=("--rerun",),
+        ),
+    )
     # A revision of git.
     affected: str | None = field(
         default=None,

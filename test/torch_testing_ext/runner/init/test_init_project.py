@@ -62,6 +62,19 @@ class InitTest(FolderCase):
             self.assertIn("kept   pyproject.toml: it has settings of torch_testing_ext", out)
             self.assertEqual(self.read("pyproject.toml"), settings)
 
+    def test_a_page_for_programs(self):
+        """An existing one stays as it is: what to add is printed."""
+        out, ran = self.init("--agents")
+        self.assertEqual((out, ran), ("wrote  AGENTS.md\n", []))
+        page = self.read("AGENTS.md")
+        self.assertLessEqual(page.count("\n"), 40)
+        self.assertIn("`torchtest show --json TEST`", page)
+        self.assertEqual([path.name for path in self.root.iterdir()], ["AGENTS.md"])
+        self.assertEqual(self.init("--agents")[0], "kept   AGENTS.md\n")
+        self.write("AGENTS.md", "ours\n")
+        out, _ = self.init("--agents")
+        self.assertEqual((out, self.read("AGENTS.md")), (f"kept   AGENTS.md\n\nTo add to it:\n\n{page}", "ours\n"))
+
     def test_what_cannot_be_written(self):
         self.write("test_a.py", ""), self.write(".github", "a file")
         with self.assertRaisesRegex(UsageError, "init: .*Not a directory"):
@@ -179,7 +192,7 @@ class InitTest(FolderCase):
         out, ran = self.init("--help")
         self.assertIn("init\n\nSet up the project", out)
         self.assertEqual((ran, os.listdir(self.root)), ([], []))
-        with self.assertRaisesRegex(UsageError, "init takes no arguments: leave out x"):
+        with self.assertRaisesRegex(UsageError, "init has no argument but --agents: leave out x"):
             self.init("x")
 
 
