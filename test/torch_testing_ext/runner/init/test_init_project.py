@@ -190,7 +190,7 @@ class InitTest(FolderCase):
 
     def test_arguments(self):
         out, ran = self.init("--help")
-        self.assertIn("init\n\nSet up the project", out)
+        self.assertIn("init [--agents]\n\nSet up the project", out)
         self.assertEqual((ran, os.listdir(self.root)), ([], []))
         with self.assertRaisesRegex(UsageError, "init has no argument but --agents: leave out x"):
             self.init("x")
