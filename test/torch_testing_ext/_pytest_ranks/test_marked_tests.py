@@ -89,7 +89,7 @@ class MarkedTestsTest(PytestCase):
         self.assertEqual(failure.count("rank 1 of 2 failed: "), 1)
         self.assertEqual(len(re.findall(r"  > +\d+ \| +assert value == 0\n", failure)), 1, failure)
         self.assertIn("assert 1 == 0\n", failure)
-        self.assertIn("run again:  python -m pytest test_subject.py::TestFails::test_assertion\n", failure)
+        self.assertIn("run again:  python -m pytest test_subject.py::TestFails::test_assertion -p ", failure)
         self.assertIn("Captured stdout and stderr of rank 0 call ---", failure)
         self.assertEqual(failure.count("\nbefore the assertion"), 2)
         for frame in ("torch_testing_ext/", "pluggy", "RankFailure"):

@@ -99,7 +99,8 @@ class InAllocationTest(SlurmCase):
         for name in "test_0", "test_1", "test_2":
             self.assertEqual(attempts[name]["output"].split(), [attempts[name]["node"], "True"])
         self.assertEqual({attempt["node"] for attempt in attempts.values()}, {"node1", "node2"})
-        self.assertIn("python run_test.py --cluster slurm test/distributed/test_x.py::T::test_fails", out)
+        again = "--cluster slurm -o cluster.setup='echo built; touch set_up' test/distributed/test_x.py::T::test_fails"
+        self.assertIn(f"run again:  python run_test.py {again}\n", out)
         lines = (self.root / "steps").read_text().splitlines()
         steps = [line for line in lines if line.startswith("--nodes=1")]
         self.assertEqual(len(steps), 2)

@@ -58,7 +58,7 @@ class KnownTestsTest(RunsCase):
         self.assertIn("test_b.py::OneTest::test_new", self.listed())
         self.imported()
 
-        self.finish(self.start("--exclude", "test_b"), 1)
+        self.finish(self.start("-o", "exclude=test_b"), 1)
         self.imported()
         failed = ["test_a.py::OneTest::test_bad"]
         self.assertEqual(self.listed("--last-failed"), failed)
