@@ -131,8 +131,9 @@ def a_mismatch_in_a_finally(self):
 @told("ranks 0, 1, 3 lost rank 2, which ended while", "was under way", size=4, levels=(1,))
 def coalesced_work_that_nobody_awaits(self):
     with dist.distributed_c10d._coalescing_manager(async_ops=True) as coalesced:
-        dist.all_reduce(torch.ones(4))
-        dist.all_reduce(torch.ones(3))  # rank 2
+        # So large that no rank has them before rank 2 has left.
+        dist.all_reduce(torch.ones(1 << 20))
+        dist.all_reduce(torch.ones(1 << 20))  # rank 2
     if self.rank != 2:
         coalesced.wait()
 
