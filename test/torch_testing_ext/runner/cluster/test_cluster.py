@@ -1,6 +1,7 @@
 """Runs on a real Ray cluster: one machine with two pretended nodes, started once for all tests here."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,9 +75,9 @@ class TestOnRay(ClusterCase):
         self.assertTrue(list(Path(self.cluster.folder).glob("torch_testing_ext-nodes-*/*.tar")))
         self.assertIn("ran on node 127.0.0.", out)
         self.assertIn("compiled files that git ignores are not sent to the nodes: built.so", out)
-        self.assertIn(
-            f"python run_test.py --cluster {self.cluster.address} test/distributed/test_x.py::T::test_fails", out
-        )
+        again = f"run again:  python run_test.py --cluster {re.escape(self.cluster.address)} "
+        test = "test/distributed/test_x.py::T::test_fails"
+        self.assertRegex(out, rf"{again}-o cluster.fake-gpus=true .*touch set_up.* {test}")
         self.assertIn("127.0.0.2 gpu 0", (self.root / "x.html").read_text())
         self.assertIn("127.0.0.3 cpu 1", (self.root / "trace.json").read_text())
         self.assertNotRegex(self.stderr, r"(?i)\bray(let)?\b")
