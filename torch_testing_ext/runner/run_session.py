@@ -323,8 +323,7 @@ def _left_out(
         elif part is not None and test.id not in stays:
             why = f"--shard {part.index}/{part.count}"
         elif test.id not in runs:
-            why = f"--affected {options.affected}" if chosen.affected else "--last-failed"
-            why = why if options.rerun_of is None else f"--rerun {options.rerun_of}"
+            why = _by_earlier_runs(options, chosen)
         if why:
             left_out.append(OmittedTest(test.id, why, test.line, test.marks))
     imported = set(chosen.files)
@@ -334,6 +333,13 @@ def _left_out(
             by_earlier_runs = chosen.affected or options.rerun is Rerun.LAST_FAILED
             left_out.append(OmittedTest(TestId(file), "by earlier runs" if by_earlier_runs else shown(by_name)))
     return tuple(left_out)
+
+
+def _by_earlier_runs(options: Options, chosen: Chosen) -> str:
+    """The option that chooses tests by the results of earlier runs, or of another."""
+    if options.rerun_of is not None:
+        return f"--rerun {options.rerun_of}"
+    return f"--affected {options.affected}" if chosen.affected else "--last-failed"
 
 
 def _selected(decisions: Iterable[tuple[Test, str]], discovery: Discovery) -> tuple[list[Test], list[Attempt]]:
@@ -431,6 +437,7 @@ def _to_rerun(
 def _passed_in(path: Path) -> frozenset[TestId]:
     """The tests that ran and passed in a run file. Raises UsageError."""
     from torch_testing_ext.runner.run_files.reading import results_of_file
+    from torch_testing_ext.runner.run_files.results import passed_in
     from torch_testing_ext.runner.run_files.run_file import BadResults, is_run_file, read_run_file
 
     try:
@@ -439,9 +446,7 @@ def _passed_in(path: Path) -> frozenset[TestId]:
         runs = list(results_of_file(read_run_file(path)))
     except (OSError, BadResults) as error:
         raise UsageError(f"--rerun: {error}") from None
-    results = [result for run in runs for result in run.results]
-    passed = {result.test for result in results if result.was_seen and result.counts_as is TestOutcome.PASSED}
-    return frozenset(passed - {result.test for result in results if result.counts_as is TestOutcome.FAILED})
+    return passed_in(runs)
 
 
 def _discovered(found: Found) -> tuple[Test, ...]:

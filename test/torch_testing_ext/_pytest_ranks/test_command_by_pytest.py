@@ -20,7 +20,7 @@ def pytest_addoption(parser):
     group.addoption("--several", nargs="*", default=[])
     group.addoption("--level", type=int, action="append")
 """
-# By field: words that set an option of ours.
+# Words that set an option of ours, by field.
 OF_RANKS = {
     "rank_timeout": ["--rank-timeout=1.5"],
     "fake_accelerators": ["--fake-accelerators=2"],

@@ -29,8 +29,9 @@ class KnownRun:
     title: str
     # The accounts of tests that have failed in it.
     accounts: dict[TestId, str]
-    # The same as data: one line of JSON each.
-    data: dict[TestId, str]
+    # The tests that have these, and what counts as a failure.
+    failed: dict[TestId, FinishedTest]
+    policy: Policy
     at: float
 
 
@@ -74,7 +75,8 @@ def _others(runs: Sequence[KnownRun]) -> str:
 
 
 def _shown_as_data(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
-    yield from (run.data[test] for test in tests)
+    """One line of JSON for each failure."""
+    yield from (failure_line(run.failed[test], run.policy) for test in tests)
 
 
 def _shown_as_text(run: KnownRun, tests: Iterable[TestId]) -> Iterator[str]:
@@ -97,14 +99,14 @@ def _of_journal(place: Path) -> Iterator[KnownRun]:
         return
     policy = run.header.policy
     accounts = {}
-    data = {}
+    failed = {}
     for result in run.summary.finished:
         verdicts = {policy.verdict(attempt.outcome) for attempt in result.attempts}
         if TestOutcome.FAILED in verdicts:
             accounts[result.test.id] = "\n\n".join(_account(attempt) for attempt in result.attempts)
-            data[result.test.id] = failure_line(result, policy)
+            failed[result.test.id] = result
     at = path.stat().st_mtime
-    yield KnownRun(_title("torchtest", at), accounts, data, at)
+    yield KnownRun(_title("torchtest", at), accounts, failed, policy, at)
 
 
 def _of_kept_reports(place: Path) -> Iterator[KnownRun]:
@@ -115,11 +117,11 @@ def _of_kept_reports(place: Path) -> Iterator[KnownRun]:
     for reports in by_run.values():
         at = max(report.at for report in reports)
         accounts = {_id(report.test): report.account for report in reports}
-        data = {}
+        failed = {}
         for test, account in accounts.items():
             attempt = Attempt(Test(test), TestEnd(TestOutcome.FAILED, failure=FailureView.of_text(account)))
-            data[test] = failure_line(FinishedTest((attempt,)), Policy())
-        yield KnownRun(_title("pytest", at), accounts, data, at)
+            failed[test] = FinishedTest((attempt,))
+        yield KnownRun(_title("pytest", at), accounts, failed, Policy(), at)
 
 
 def _id(name: str) -> TestId:

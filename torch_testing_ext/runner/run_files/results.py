@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_testing_ext._tests.outcomes import TestOutcome
@@ -128,6 +128,13 @@ def _not_judged(attempt: Attempt) -> str:
     if NOT_RUN_BY_PYTEST in attempt.message:
         return "xfail(run=False)"
     return wording.not_judged(attempt)
+
+
+def passed_in(runs: Iterable[RunResults]) -> frozenset[TestId]:
+    """The tests that ran and passed in these runs, and failed in none."""
+    results = [result for run in runs for result in run.results]
+    passed = {result.test for result in results if result.was_seen and result.counts_as is TestOutcome.PASSED}
+    return frozenset(passed - {result.test for result in results if result.counts_as is TestOutcome.FAILED})
 
 
 def name_of(test: TestId) -> str:

@@ -12,7 +12,7 @@ from torch_testing_ext.runner.options.sources import read_options
 
 _CLUSTER = ("--cluster", "auto")
 _SWEEP = ("--sweep", "kill")
-# By field: words that set the option to another value than its own.
+# Words that set an option to another value than its own, by field.
 EXAMPLES = {
     "marks": ("-m", "not slow"),
     "pytest": ("--", "-W", "error", "--import-mode=importlib"),
