@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ REQUIREMENTS = {"by-itself": {}, "requirements": {"requirements.txt": "torch-tes
 
 
 @pytest.mark.parametrize("files", REQUIREMENTS.values(), ids=REQUIREMENTS.keys())
-def test_the_job(stranger: Stranger, tmp_path: Path, files: dict[str, str]) -> None:
+def test_the_job(stranger: Stranger, tmp_path: Path, request: pytest.FixtureRequest, files: dict[str, str]) -> None:
     stranger.write(files)
     printed = stranger.types("torchtest init")
     assert printed.endswith("\n1 passed, 0 failed, 0 skipped\n")
@@ -23,6 +25,8 @@ def test_the_job(stranger: Stranger, tmp_path: Path, files: dict[str, str]) -> N
     # The index with CPU builds is one that not every machine reaches.
     assert job["env"] == {"UV_TORCH_BACKEND": "cpu"}
     environment = new_environment(stranger.environment, tmp_path / "of_job")
+    # Not by pytest, some time later: each link that goes changes a file that warm servers have read.
+    request.addfinalizer(partial(shutil.rmtree, environment))
     stranger.environ.update(
         VIRTUAL_ENV=str(environment),
         PATH=os.pathsep.join([str(environment / "bin"), stranger.environ["PATH"]]),

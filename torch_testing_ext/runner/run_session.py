@@ -34,12 +34,13 @@ from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, 
 from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typical_seconds
+from torch_testing_ext.runner.warm.warm_client import stop_servers
 
 from . import aspects_of_run, doors
 from .events import AttemptEnded, Collected, Reporter, Reporters, RunBegan, RunEnded, TestFinished, Warned
 from .loading import load_as_of
 from .model import Attempt, ExitCode, FinishedTest, OmittedTest, Policy, Summary, Test, TestEnd, TestId, Unit, exit_code
-from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError
+from .options import Action, CannotRun, Options, Rerun, Shuffle, UsageError, Warm
 from .site_protocol import Found, OpenSite, RunSite, Work
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ class RunFollower(Reporter, Protocol):
 
 def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
     """Does what the options say, and returns the exit code. `more`: gets the events, too."""
+    if options.warm is Warm.NEVER:
+        # Before anything else: a list of known tests, or an error, needs no process that imports them.
+        stop_servers(root)
     if options.action is Action.RUN:
         aspects_of_run.require(options)
     if options.shuffle is Shuffle.RANDOM:

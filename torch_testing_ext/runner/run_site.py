@@ -41,7 +41,7 @@ from torch_testing_ext.runner.scheduling.inventory import (
 from torch_testing_ext.runner.scheduling.leases import Leases
 from torch_testing_ext.runner.scheduling.protocol import RunLeases
 from torch_testing_ext.runner.scheduling.unit_queue import Queue
-from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server, stop_servers
+from torch_testing_ext.runner.warm.warm_client import WarmServer, find_server
 
 from . import aspects_of_run, run_again
 from .events import Importing, Reporter, Warned
@@ -82,11 +82,8 @@ def on_this_machine(options: Options, root: Path, files: Sequence[str]) -> Itera
 
 
 def _warm_server(options: Options, root: Path, environ: Mapping[str, str], modules: Iterable[str]) -> WarmServer | None:
-    """The warm server that the options allow, if one runs or can be started. `--warm=off` ends those of the project."""
-    if options.warm is Warm.NEVER:
-        stop_servers(root)
-        return None
-    if options.drop_in or os.environ.get(fake_accelerator.COUNT):
+    """The warm server that the options allow, if one runs or can be started."""
+    if options.warm is Warm.NEVER or options.drop_in or os.environ.get(fake_accelerator.COUNT):
         return None
     # A server that runs already measures nothing.
     is_measured = current_coverage() is not None

@@ -88,6 +88,21 @@ class WarmRunsTest(unittest.TestCase):
         ended()
         self.assertEqual([path.name for path in self.project.runtime.glob("*/*")], ["lock"])
 
+    def test_a_command_that_imports_nothing_stops_servers(self) -> None:
+        """A list of tests whose files have not changed, and a misspelt name."""
+        self.project.write("test_one.py", _PLAIN)
+        for words in (), ("--warm",):
+            self.assertIn("1 passed", self.project.run(*words).stdout)
+        (server,) = self.project.servers()
+        ended = when_ended(server)
+        self.assertIn("1 test", self.project.run("--warm=off", "--list").stdout)
+        ended()
+        self.assertIn("1 passed", self.project.run("--warm").stdout)
+        (server,) = self.project.servers()
+        ended = when_ended(server)
+        self.assertEqual(self.project.run("--warm=off", "test_two.py").returncode, 4)
+        ended()
+
     def test_affected(self) -> None:
         """The record of a warm run has the names in folders as they are, not as the server has seen them."""
         self.project.write("test_one.py", _PLAIN)
