@@ -684,5 +684,88 @@ class CostTest(unittest.TestCase):
         self.assertEqual(ours, ["torch_testing_ext", "torch_testing_ext.fault_points"])
 
 
+class GroupOfProgram(dist.ProcessGroup):
+    """A group in Python around a backend, as those that survive the loss of a member have it."""
+
+    def __init__(self, file_name, rank):
+        super().__init__(rank, 2)
+        self.backend = dist.ProcessGroupGloo(dist.FileStore(file_name, 2), rank, 2, timedelta(seconds=1000))
+
+    def allreduce(self, tensors, options=None):
+        return self.backend.allreduce(tensors)
+
+    def broadcast(self, tensors, options=None):
+        return self.backend.broadcast(tensors, dist.BroadcastOptions())
+
+
+class OwnGroups(Ranks):
+    def calls_three_times(self, group):
+        with contextlib.suppress(RuntimeError):
+            for _ in range(3):
+                group.allreduce([torch.ones(2)]).wait()
+            return
+        reached("lost")
+
+    @faults(kill(1, at=call(2, "all_reduce")), must_reach=["lost"])
+    def a_backend(self):
+        self.calls_three_times(GroupOfProgram(f"{self.file_name}.own", self.rank).backend)
+
+    @faults(kill(1, at=call(2, "all_reduce", phase="after")), must_reach=["lost"])
+    def a_subclass(self):
+        self.calls_three_times(GroupOfProgram(f"{self.file_name}.own", self.rank))
+
+    @faults(kill(1, at=call(2)), must_reach=["lost"])
+    def a_subclass_beside_the_default_group(self):
+        self.join_group()
+        dist.barrier()
+        self.calls_three_times(GroupOfProgram(f"{self.file_name}.own", self.rank))
+
+    @faults(raises(OSError, rank=0, at=call(1, "broadcast")))
+    def an_exception(self):
+        group = GroupOfProgram(f"{self.file_name}.own", self.rank)
+        if self.rank == 0:
+            with self.assertRaises(OSError):
+                group.broadcast([torch.ones(2)])
+        group.broadcast([torch.ones(2)]).wait()
+
+    @faults(kill(1, at=call(4, "all_reduce")))
+    def too_few(self):
+        group = GroupOfProgram(f"{self.file_name}.own", self.rank)
+        for _ in range(2):
+            group.allreduce([torch.ones(2)]).wait()
+        group.broadcast([torch.ones(2)]).wait()
+
+    @faults(kill(1, at=call(3)), must_reach=["lost"])
+    def a_group_of_torch_counts_once(self):
+        self.join_group()
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        dist.group.WORLD.allreduce([tensor]).wait()
+        self.assertEqual(tensor.tolist(), [4.0, 4.0])
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(tensor)
+            return
+        reached("lost")
+
+
+class OwnGroupsTest(unittest.TestCase):
+    """Calls of backends, and of groups in Python around them, are calls."""
+
+    def test_faults_at_calls(self):
+        for name in (
+            "a_backend",
+            "a_subclass",
+            "a_subclass_beside_the_default_group",
+            "an_exception",
+            "a_group_of_torch_counts_once",
+        ):
+            with self.subTest(name):
+                self.assertEqual(outcome_of(OwnGroups(name)), ("passed", ""))
+
+    def test_too_few_calls(self):
+        told = "did not happen: rank 1 came to 2 all_reduce calls (in all: 2 all_reduce, 1 broadcast)"
+        self.assertIn(told, outcome_of(OwnGroups("too_few")).message)
+
+
 if __name__ == "__main__":
     run_tests()

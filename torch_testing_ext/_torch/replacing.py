@@ -38,6 +38,11 @@ _OF_STORES = (
     *("add", "append", "check", "compare_set", "delete_key", "get", "multi_get", "multi_set", "num_keys"),
     *("queue_len", "queue_pop", "queue_push", "set", "wait"),
 )
+_OF_BACKENDS = (
+    *("_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allreduce"),
+    *("allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "monitored_barrier"),
+    *("recv", "recv_anysource", "reduce", "reduce_scatter", "scatter", "send"),
+)
 _NCCL = ("all_gather", "all_reduce", "broadcast", "init_rank", "reduce", "reduce_scatter", "unique_id")
 
 # All that this package replaces.
@@ -68,6 +73,10 @@ TABLE: Mapping[str, Purpose] = {
         {"torch._C.Future": ("add_done_callback", "done", "then", "value", "wait"), "torch._C": ("_collect_all",)},
     ),
     "calls of stores": Purpose("reaches planned faults at a store", {"torch.distributed.Store": _OF_STORES}),
+    "calls of backends": Purpose(
+        "reaches planned faults at calls without a process group",
+        {"torch._C._distributed_c10d.Backend": _OF_BACKENDS},
+    ),
     "reads of tensors": Purpose(
         "hears of reads that no dispatch mode sees",
         {

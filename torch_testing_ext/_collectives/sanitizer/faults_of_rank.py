@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -15,12 +16,12 @@ from torch_testing_ext import fault_points
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
 from torch_testing_ext._process import system
 from torch_testing_ext._torch.groups import made_groups
-from torch_testing_ext._torch.operations import watched_stores, works
+from torch_testing_ext._torch.operations import backend_calls, watched_stores, works
 from torch_testing_ext._torch.tensors import replicated_tensors
 from torch_testing_ext.faults import FaultPlan, PlannedFault, Point
 
 from .sanitizer_kinds import AGAIN
-from .sanitizer_log import LogReader, LogWriter
+from .sanitizer_log import NO_GROUP, LogReader, LogWriter
 
 # The seconds for which a peer is held until a call of another rank is in flight, which may be no call of the peer.
 LONGEST_HOLD = 5.0
@@ -69,6 +70,10 @@ class FaultsOfRank:
         wheres = {fault.at.where for fault in self._pending.values() if fault.at is not None}
         if "store" in wheres:
             watched_stores.hooks.tell(self._at_store)
+        # Calls that are not in the log, since no process group is known that issues them, have numbers below 0.
+        self._unlogged = itertools.count(-2, -1)
+        if "call" in wheres:
+            backend_calls.hooks.tell(self._at_backend)
         self._hooks: list[Any] = []
         if "step" in wheres or not plan.faults:
             self._hooks = replicated_tensors.watch_steps(self._before_step, self._after_step)
@@ -104,6 +109,14 @@ class FaultsOfRank:
                 # It is not issued.
                 self._log.raised(number)
             self._happen(index)
+
+    def _at_backend(self, kind: str, issue: Callable[[], Any]) -> Any:
+        """Issue a call of a backend that the program has made itself."""
+        number = next(self._unlogged)
+        self.before_call(kind, number, NO_GROUP)
+        result = issue()
+        self.after_call(number, result)
+        return result
 
     def _at_call(self, among: dict[int, PlannedFault], kind: str, group: int) -> list[tuple[int, PlannedFault]]:
         """The faults whose point is this call. Counts it."""

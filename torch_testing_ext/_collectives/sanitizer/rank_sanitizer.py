@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch_testing_ext import fault_points
 from torch_testing_ext._torch.groups import collective_errors
-from torch_testing_ext._torch.operations import operation_hook, watched_stores, watched_waits
+from torch_testing_ext._torch.operations import backend_calls, operation_hook, watched_stores, watched_waits
 from torch_testing_ext.faults import FaultPlan
 
 from .call_recorder import CallRecorder
@@ -148,4 +148,5 @@ def _leave_alone() -> None:
     collective_errors.errors.on_error = None
     watched_waits.hooks.tell(None)
     watched_stores.hooks.tell(None)
+    backend_calls.hooks.tell(None)
     fault_points.rank = None

@@ -3,6 +3,7 @@
 Only a process that is sanitized or that runs a whole world imports these.
 
     operation_hook  hears of each operation before it is issued
+    backend_calls   hears of calls of a backend's own methods
     works           the works that operations return
     watched_waits   hears of waits for works and futures
     watched_stores  hears of calls of stores

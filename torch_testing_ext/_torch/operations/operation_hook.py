@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -173,6 +174,11 @@ def _kernel(spec: OpSpec) -> Callable[..., Any]:
         return result
 
     return kernel
+
+
+def is_kernel(code: CodeType) -> bool:
+    """Whether this is the code of our kernels, which are on the stack while an operation is issued."""
+    return code.co_name == "kernel" and code.co_filename == __file__
 
 
 def _accepted(spec: OpSpec, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,79 @@
+"""Hooks on the methods of backends that a program calls itself, without a process group of torch around them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch_testing_ext._torch.replacing import Replacement
+
+from .operation_hook import is_kernel
+
+# The kind of each call by its method: 2.11 to 2.15.
+KINDS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_anysource": "recv",
+}
+# Issues a call of this kind, by the function that it is given.
+OnBackend = Callable[[str, Callable[[], Any]], Any]
+
+
+class BackendHooks:
+    """The hooks of this process. Without a listener, the methods of backends are as they were."""
+
+    def __init__(self) -> None:
+        self.on_call: OnBackend | None = None
+        # While somebody listens.
+        self._replaced: list[Replacement] = []
+
+    def tell(self, on_call: OnBackend | None) -> None:
+        """Have `on_call` issue each call of a backend, unless it is part of an operation of c10d."""
+        self.on_call = on_call
+        if on_call is None:
+            while self._replaced:
+                self._replaced.pop().undo()
+        elif not self._replaced:
+            self._replaced.append(Replacement("calls of backends", _watched_method))
+
+
+hooks = BackendHooks()
+
+
+def _watched_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    kind = KINDS[name]
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if hooks.on_call is None or _is_in_operation():
+            return method(*args, **kwargs)
+        return hooks.on_call(kind, lambda: method(*args, **kwargs))
+
+    return call
+
+
+def _is_in_operation() -> bool:
+    """Whether an operation of c10d is being issued here, as by a backend in Python."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if is_kernel(frame.f_code):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
