@@ -714,8 +714,9 @@ class OwnGroups(Ranks):
     def a_subclass(self):
         self.calls_three_times(GroupOfProgram(f"{self.file_name}.own", self.rank))
 
-    @faults(kill(1, at=call(2)), must_reach=["lost"])
+    @faults(kill(1, at=call(3)), must_reach=["lost"])
     def a_subclass_beside_the_default_group(self):
+        """The first call of the group lets no rank die while the other still connects."""
         self.join_group()
         dist.barrier()
         self.calls_three_times(GroupOfProgram(f"{self.file_name}.own", self.rank))
