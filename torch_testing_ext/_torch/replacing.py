@@ -53,6 +53,12 @@ TABLE: Mapping[str, Purpose] = {
         {_C10D: ("_new_process_group_helper",)},
         lasts=True,
     ),
+    "stores of worlds": Purpose(
+        # Tests may have imported the rendezvous itself by name.
+        "notes who waits for a server, or for workers",
+        {"torch.distributed.rendezvous": ("_create_c10d_store",)},
+        lasts=True,
+    ),
     "new members of groups": Purpose(
         "notes who belongs to a group", {"torch.distributed.ProcessGroup": ("reconfigure",)}, "2.15", lasts=True
     ),
@@ -303,6 +309,9 @@ def _candidates(purpose: str, devices: Sequence[str] = ()) -> Iterator[tuple[Any
 
 def _owner(dotted: str) -> Any:
     """A module, or a class in one; None where this torch has no such thing."""
+    if dotted in sys.modules:
+        # A function may hide it, as `torch.distributed.rendezvous` does.
+        return sys.modules[dotted]
     module, *rest = dotted.split(".")
     found: Any = sys.modules.get(module) or importlib.import_module(module)
     for name in rest:

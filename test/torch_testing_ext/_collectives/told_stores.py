@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -82,6 +85,49 @@ def a_world_in_the_same_store_again(self):
         join(self, self.rank, 3, f"world {time_of_world}")
         dist.barrier()
         dist.destroy_process_group()
+
+
+def free_port():
+    """A port that nobody listens at, the same in all ranks."""
+    port = [None]
+    if dist.get_rank() == 0:
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port[0] = one.getsockname()[1]
+    dist.broadcast_object_list(port, 0)
+    dist.barrier()
+    dist.destroy_process_group()
+    return port[0]
+
+
+def join_by_environment(rank, size, port):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    with mock.patch.dict(os.environ, place):
+        dist.init_process_group("gloo")
+
+
+@told("ranks 0, 1 wait for rank 2 of 3 in init_process_group (line ", joins=True)
+def an_environment_of_the_size_before(self):
+    """Rank 0 waits for the workers of its server, and rank 1 for their addresses."""
+    port = free_port()
+    if self.rank < 2:
+        join_by_environment(self.rank, 3, port)
+
+
+@told("ranks 1, 2 wait for rank 0 of 3 in init_process_group (line ", joins=True)
+def a_server_that_nobody_starts(self):
+    port = free_port()
+    if self.rank:
+        join_by_environment(self.rank, 3, port)
+
+
+@told("ranks 0, 1 wait for rank 2 of 3", "rank 2 waits for ranks 0, 1 of 3 in init_process_group at ", joins=True)
+def ports_that_part(self):
+    """Nobody listens at that of rank 2."""
+    port = free_port()
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        join_by_environment(self.rank, 3, one.getsockname()[1] if self.rank == 2 else port)
 
 
 # -- keys before there is a group
@@ -167,3 +213,13 @@ def a_wait_that_a_test_expects(self):
     store = dist.FileStore(f"{self.file_name}.keys", 2)
     with self.assertRaises(RuntimeError):
         store.wait(["never"], timedelta(seconds=3))
+
+
+@quiet(size=2)
+def a_server_that_comes_late(self):
+    dist.init_process_group("gloo", store=dist.FileStore(f"{self.file_name}.first", 2), rank=self.rank, world_size=2)
+    port = free_port()
+    if self.rank == 0:
+        time.sleep(2.5)
+    join_by_environment(self.rank, 2, port)
+    dist.barrier()

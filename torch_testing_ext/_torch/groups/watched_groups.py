@@ -1,12 +1,13 @@
 """The watch on process groups: each is noted when it is made, with its messages and errors."""
 
 import functools
+import inspect
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,7 @@ def watch_process_groups(
         return made
 
     group_creators.take_part(create_watched)
+    replacing.replace_for_good("stores of worlds", _watched_rendezvous)
     replacing.replace_for_good("new members of groups", _watched_reconfigure)
     watch_messages()
     errors.watch(is_of_lost_peer)
@@ -81,6 +83,28 @@ def note_living_groups() -> None:
             name = str(c10d._world.pg_names[group])
             numbers_of_groups[group] = len(noted_groups)
             noted_groups.append(MadeGroup(name, description, members, dist.get_rank(group), "", _now()))
+
+
+def _watched_rendezvous(_: str, create_store: Callable[..., Any]) -> Callable[..., Any]:
+    """Note a world that this rank joins while it connects to its server, or while the server waits for the others.
+
+    `_create_c10d_store`, `_world.group_count`: 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    signature = inspect.signature(create_store)
+    c10d: Any = dist.distributed_c10d
+
+    @functools.wraps(create_store)
+    def create_store_watched(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        # The default group has got its name before.
+        name, members, ends = str(c10d._world.group_count - 1), tuple(range(given["world_size"])), given["timeout"]
+        world, timeout = str(given["port"]), float(ends.total_seconds())
+        with _in_creation(MadeGroup(name, "default_pg", members, given["rank"], world, _now(), timeout=timeout)):
+            return create_store(*args, **kwargs)
+
+    return create_store_watched
 
 
 def _watched_reconfigure(_: str, reconfigure: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,17 +151,19 @@ def _note_list(arguments: dict[str, Any]) -> None:
         noted_lists.append(GivenMembers(name, _world_of(arguments["store"]), members, place))
 
 
-@contextmanager
-def _noted_as_in_creation(arguments: dict[str, Any], began: int) -> Iterator[None]:
+def _noted_as_in_creation(arguments: dict[str, Any], began: int) -> AbstractContextManager[None]:
     """A rank that is no member has no number there, and does not wait for the others."""
-    group = _described(arguments, "", began) if arguments.get("group_rank") is not None else None
-    if group is not None:
-        groups_in_creation.append(group)
+    is_member = arguments.get("group_rank") is not None
+    return _in_creation(_described(arguments, "", began)) if is_member else nullcontext()
+
+
+@contextmanager
+def _in_creation(group: MadeGroup) -> Iterator[None]:
+    groups_in_creation.append(group)
     try:
         yield
     finally:
-        if group is not None:
-            groups_in_creation.remove(group)
+        groups_in_creation.remove(group)
 
 
 def _described(arguments: dict[str, Any], backend: str, began: int) -> MadeGroup:
