@@ -32,6 +32,7 @@ from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, O
 from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.aspects.world import SIZE, SIZE_OF_MARKS
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         os.environ[LEASE_FOLDER] = config.getini("dist_lease_folder")
     _configure_aspects(config)
+    if config.option.showlocals:
+        # In failures of ranks, too.
+        os.environ[SHOWLOCALS.name] = "1"
     if config.getoption(OPTION):
         _install()
 

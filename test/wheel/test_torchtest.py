@@ -157,7 +157,7 @@ def test_coverage(project: Stranger) -> None:
     )
     project.types("coverage run -m torch_testing_ext test_branches.py && coverage combine --quiet")
     assert re.search(r"(?m)^branches.py +4 +0 +100%$", project.types("coverage report --include=branches.py"))
-    assert "run torchtest under coverage.py" in project.types("torchtest --cov=branches", code=4)
+    assert "use --coverage of torchtest" in project.types("torchtest --cov=branches", code=4)
 
 
 def test_options_of_pytest(project: Stranger) -> None:

@@ -16,7 +16,7 @@ from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.launcher_variables import ADDRESS, is_loopback
-from torch_testing_ext._tests.source_files import is_harness
+from torch_testing_ext._tests.source_files import is_harness, is_library
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext.launch.accounts import (
     ERROR_EXIT_CODE,
@@ -30,6 +30,7 @@ from torch_testing_ext.launch.accounts import (
     memory_of_this_process,
     now,
 )
+from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.causes import Cause, cause_in, cause_of, led_to
 from torch_testing_ext.launch.exceptions_in_flight import raised_by_itself
 from torch_testing_ext.launch.nested_errors import causes_of
@@ -38,6 +39,7 @@ _MOST_SITES = 30
 
 
 _MOST_RELATED = 20  # lines on other exceptions
+_LONGEST_LOCAL = 240
 
 
 class AccountWriter:
@@ -198,7 +200,28 @@ def related_to(error: BaseException) -> tuple[str, ...]:
     """A line for each exception of a group, and for each that the error was raised after."""
     _, *earlier = led_to(error)
     lines = [*map(_with_site, _members_of(error)), *(f"after {_with_site(exception)}" for exception in earlier)]
-    return tuple([*_replaced_around(error), *lines][:_MOST_RELATED])
+    return tuple([*_locals_around(error), *_replaced_around(error), *lines][:_MOST_RELATED])
+
+
+def _locals_around(error: BaseException) -> Iterator[str]:
+    """A line for each local variable of the function of the tests that has failed, if the user wants to see them."""
+    if SHOWLOCALS.value():
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not _is_ours(frame)]
+        of_tests = [frame for frame in frames if not is_library(frame.f_code.co_filename)]
+        for frame in (of_tests or frames)[-1:]:
+            yield from (f"{name} = {text}" for name, text in _locals_of(frame).items() if name != "self")
+
+
+def _locals_of(frame: FrameType) -> dict[str, str]:
+    """The local variables of a function, without those that pytest has added to it."""
+    return {name: _repr_of_local(value) for name, value in frame.f_locals.items() if not name.startswith("@")}
+
+
+def _repr_of_local(value: object) -> str:
+    try:
+        return cut_middle(repr(value), _LONGEST_LOCAL)
+    except Exception as error:
+        return f"(its repr() raised {type(error).__name__})"
 
 
 def _replaced_around(error: BaseException) -> Iterator[str]:
@@ -294,6 +317,9 @@ def format_error(error: BaseException) -> str:
         tb = tb.tb_next
     try:
         shown = traceback.TracebackException(type(error), error, tb)
+        if SHOWLOCALS.value():
+            for summary, (frame, _) in zip(shown.stack, traceback.walk_tb(tb), strict=True):
+                summary.locals = _locals_of(frame)
         ours = [_is_ours(frame) for frame, _ in traceback.walk_tb(tb)]
         while ours and ours.pop() and len(shown.stack) > 1 and isinstance(error, AssertionError):
             del shown.stack[-1]

@@ -148,8 +148,11 @@ def _discard_stdout() -> None:
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run or list tests."""
     from . import aspects_of_run, run_session
+    from .coverage_of_run import measured
 
     options = configured.options
+    for note in configured.notes:
+        print(note, file=sys.stderr)
     os.environ[DEVICES_OF_RUN] = options.devices
     if options.pytest:
         # The last of them counts.
@@ -164,7 +167,8 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         from .watching import watch
 
         return watch(options, root, guarded)
-    return run_session.run(options, root)
+    with measured(options):
+        return run_session.run(options, root)
 
 
 # -- the command show

@@ -26,6 +26,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.aspects.lanes import PERFETTO
 from torch_testing_ext.runner.load_as import FilesFound
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
+from torch_testing_ext.runner.scheduling.disabled_tests import stale, without_disabled
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import NOWHERE, all_files, relative_to, test_files
 from torch_testing_ext.runner.scheduling.forecasts import forecast
@@ -291,9 +292,12 @@ def _planned(
     if options.rerun is Rerun.LAST_FAILED and not note:
         has_failed = earlier.last_failed.has_failures
     failing, unneeded = _broken_files(chosen, has_failed, in_shard)
+    disabled = chosen.selection.disabled
+    to_run = without_disabled(to_run, disabled, found.inventory.kind)
     planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions)
     remarks = aspects_of_run.remarks(options, [str(test.id) for test in discovered])
-    warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, remarks)
+    gone = stale(disabled, discovered, chosen.known_files)
+    warnings = _each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, remarks, gone)
     left_out = _left_out(options, chosen, decisions, tests, to_run)
     return Work(options, planned, failing, found.inventory, discovered, warnings, left_out)
 
@@ -485,6 +489,7 @@ def _list_known(options: Options, chosen: Chosen, earlier: EarlierRuns, known: t
     selected = chosen.selection.tests(known, chosen.known_files)
     tests, _ = _in_shard(options, earlier, selected, ())
     tests, note = _to_rerun(options, earlier, chosen, tests)
+    tests = without_disabled(tests, chosen.selection.disabled, None)
     for warning in (*earlier.warnings, *note):
         print(f"warning: {warning}", file=sys.stderr)
     _list(Work(options, Plan((), tests), (), Inventory(), (), ()), earlier)

@@ -35,11 +35,46 @@ from torch_testing_ext.launch.accounts import (
     RankAccount,
     read_account,
 )
+from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.rank_reports import assemble_report, report_of
 from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
+
+
+class LocalVariablesTest(unittest.TestCase):
+    """With --showlocals, a failure has the local variables of its functions."""
+
+    def account(self, value):
+        def in_test(number):
+            other = value
+            raise ValueError(f"{number} for {type(other)}")
+
+        try:
+            in_test(7)
+        except ValueError as error:
+            return account_of(error, False, 0.0)
+        self.fail("it raised nothing")
+
+    def test_on_demand(self):
+        account = self.account("a value")
+        self.assertNotIn("number = 7", account.traceback)
+        self.assertEqual(account.error.related, ())
+        with mock.patch.dict(os.environ, {SHOWLOCALS.name: "1"}):
+            account = self.account("a value")
+        self.assertEqual(account.error.related, ("number = 7", "other = 'a value'", "value = 'a value'"))
+        self.assertIn("\n    other = 'a value'\n", account.traceback)
+
+    def test_values_that_are_long_or_cannot_be_shown(self):
+        class Broken:
+            def __repr__(self):
+                raise RuntimeError("no")
+
+        with mock.patch.dict(os.environ, {SHOWLOCALS.name: "1"}):
+            self.assertIn("other = (its repr() raised RuntimeError)", self.account(Broken()).error.related)
+            longest = max(map(len, self.account("x" * 9999).error.related))
+        self.assertLess(longest, 400)
 
 
 class ReplacedFunctionsTest(unittest.TestCase):

@@ -42,6 +42,7 @@ class TestSettings(unittest.TestCase):
             ("LOGS", "~/ranks", Path.home() / "ranks"),
             ("STREAM", "1", True),
             ("STREAM", "0", False),
+            ("SHOWLOCALS", "1", True),
             ("DEBUG_RANK", "0", 0),
             ("DEBUG_RANK", "12", 12),
             ("SANITIZE", "nan", frozenset({SanitizeKind.CALLS, SanitizeKind.NAN})),

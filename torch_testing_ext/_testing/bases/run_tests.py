@@ -102,7 +102,7 @@ _NOT_NEEDED = {
     "jit_executor": "the executor keeps torch's default",
     "test_bailouts": "the executor keeps torch's default",
     "import_slow_tests": "only @slowTest marks a test as slow",
-    "import_disabled_tests": "no list of disabled tests is read",
+    "import_disabled_tests": "torchtest --disabled FILE reads such a list",
     "rerun_disabled_tests": "no list of disabled tests is read",
 }
 

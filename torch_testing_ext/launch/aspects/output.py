@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._process.declarations import Option, Setting, either
+from torch_testing_ext._process.declarations import AskedOptions, Level, Option, Setting, either
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -29,10 +30,25 @@ SHOWN = Option(
     also=("-s",),
     in_command=False,
 )
+SHOWLOCALS = Setting("TORCH_TESTING_EXT_SHOWLOCALS", "0 or 1", either("0", "1"), False)
+# pytest has an option of this name, from which its plugin sets the variable.
+_LOCALS = Option(
+    "showlocals",
+    "output",
+    read_boolean,
+    "show local variables in failures",
+    kind=bool,
+    default=False,
+    setting=SHOWLOCALS,
+    variable=SHOWLOCALS.name,
+    level=Level.HELP_ALL,
+    also=("-l",),
+    in_command=False,
+)
 
 
 class OutputOfRanks(Aspect):
-    """Shows the output of ranks while they run, if the user wants that."""
+    """Shows the output of ranks while they run, and local variables in failures, if the user wants that."""
 
     name = "output"
     is_always_on = False
@@ -44,8 +60,13 @@ class OutputOfRanks(Aspect):
             HostKind.LAUNCHED: "the launcher shows what its processes write",
         }
     )
-    options = (SHOWN,)
+    options = (SHOWN, _LOCALS)
     settings = (LOGS,)
+
+    def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
+        if asked.value(_LOCALS):
+            # Of tests without ranks, too.
+            os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} --showlocals".strip()
 
     def complete_job(self, attempt: RankAttempt, job: Job) -> Job:
         from dataclasses import replace

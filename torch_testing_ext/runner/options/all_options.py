@@ -104,6 +104,17 @@ class RunOptions(AskedOptions):
             str, "do not run tests whose id begins with ID; may be repeated", "ID", Level.HELP_ALL, many=True
         ),
     )
+    # Text, or PyTorch's JSON.
+    disabled: tuple[Path, ...] = field(
+        default=(),
+        metadata=_selection(
+            read_path,
+            "skip the tests that a file names, with its reasons; may be repeated",
+            "FILE",
+            Level.HELP_ALL,
+            many=True,
+        ),
+    )
     keyword: tuple[str, ...] = field(
         default=(),
         metadata=_selection(
@@ -509,6 +520,15 @@ class RunOptions(AskedOptions):
                     "print the schedule, and run nothing",
                 ),
             ),
+            configurable=False,
+        ),
+    )
+    coverage: bool = field(
+        default=False,
+        metadata=_other(
+            read_boolean,
+            "measure which lines all processes of the tests run, by coverage.py",
+            level=Level.HELP_ALL,
             configurable=False,
         ),
     )

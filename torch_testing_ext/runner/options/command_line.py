@@ -24,6 +24,7 @@ from .all_options import OPTION_TABLE, Options
 from .commands import COMMANDS
 from .declaring import Level, OptionSpec
 from .names import setting_name, shown_value
+from .pytorch_words import as_ours
 from .readers import read_pytest_options, why_not_for_pytest
 from .values import UsageError
 
@@ -36,6 +37,8 @@ class ParsedWords:
     values: Mapping[str, Any]
     # Names and texts of settings, by -o.
     overrides: Sequence[tuple[str, str]]
+    # A line for each option of PyTorch's that has no effect.
+    notes: Sequence[str] = ()
 
 
 EXIT_CODES = """\
@@ -88,6 +91,9 @@ class _Parser(argparse.ArgumentParser):
 def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWords:
     """The options in the words after a command. Raises UsageError; SystemExit for a help that it prints."""
     arguments = _Arguments(command, as_pytorch)
+    notes: Sequence[str] = ()
+    if as_pytorch and not command:
+        argv, notes = as_ours(argv)
     # After `--`, all words are for pytest.
     end = argv.index("--") if "--" in argv else len(argv)
     argv, of_pytest = argv[:end], argv[end + 1 :]
@@ -112,7 +118,7 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
         except ValueError as error:
             raise UsageError(str(error)) from None
     overrides = values.pop("overrides", ())
-    return ParsedWords(values, overrides)
+    return ParsedWords(values, overrides, notes)
 
 
 def version_line() -> str:

@@ -13,7 +13,7 @@ from .all_options import OPTION_TABLE, Options
 from .dropped_in import with_dropped_in
 from .layers import COMMAND_LINE, DEFAULT
 from .names import written_name
-from .values import ALL_CPUS, Loader, UsageError
+from .values import ALL_CPUS, Loader, UsageError, Warm
 
 
 def complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options:
@@ -31,6 +31,9 @@ def complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options
     if options.cluster is not None and sources["jobs"] == DEFAULT:
         # The cores of this machine say nothing about the nodes.
         options = dataclasses.replace(options, jobs=ALL_CPUS)
+    if options.coverage:
+        # A warm server was started before, so it measures nothing.
+        options = dataclasses.replace(options, warm=Warm.NEVER)
     if options.drop_in:
         options = with_dropped_in(options, sources, cwd)
     return options

@@ -68,10 +68,10 @@ _NOT_FOR_PYTEST = {
     **dict.fromkeys(("--sw", "--stepwise"), "use -x and --lf of torchtest"),
     **dict.fromkeys(("--junitxml", "--junit-xml", "--junit"), "use --junitxml of torchtest"),
     **dict.fromkeys(("--co", "--collect-only"), "use --list of torchtest"),
-    **dict.fromkeys(("-k", "-m"), "use that of torchtest"),
+    **dict.fromkeys(("-k", "-m", "-l", "--showlocals"), "use that of torchtest"),
     **dict.fromkeys(("--pdb", "--trace"), "use --pdb of torchtest"),
     **dict.fromkeys(("--simulate", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
-    "--cov": "run torchtest under coverage.py, as its page says, or pytest --cov",
+    "--cov": "use --coverage of torchtest, or pytest --cov",
     "--basetemp": "each test has a folder of its own",
 }
 

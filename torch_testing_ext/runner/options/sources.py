@@ -21,6 +21,8 @@ class ConfiguredOptions:
     options: Options
     # Where each value comes from, by field.
     sources: Mapping[str, str]
+    # A line for each word of the command line that has no effect.
+    notes: Sequence[str] = ()
 
 
 def read_options(
@@ -55,7 +57,7 @@ def read_options(
             values[field] = value
             sources[field] = source
     options = Options(**values, overriding=frozenset(overriding))
-    return ConfiguredOptions(complete(options, sources, cwd), sources)
+    return ConfiguredOptions(complete(options, sources, cwd), sources, words.notes)
 
 
 def show_options(configured: ConfiguredOptions) -> str:

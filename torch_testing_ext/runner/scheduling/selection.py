@@ -18,6 +18,7 @@ from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.options.commands import COMMANDS
 
+from .disabled_tests import DisabledTest, read_lists
 from .expressions import Matches, MatchesMarks, parse_expression, parse_marks
 from .finding_files import relative_to, split_name
 
@@ -74,6 +75,8 @@ class Selection:
     marks: tuple[MatchesMarks, ...] = ()
     # The beginnings of the ids of tests that do not run.
     deselected: tuple[str, ...] = ()
+    # They are skipped.
+    disabled: tuple[DisabledTest, ...] = ()
 
     @classmethod
     def of(cls, options: Options, root: Path, cwd: Path) -> Selection:
@@ -88,6 +91,7 @@ class Selection:
             matches=tuple(parse_expression(text) for text in options.keyword),
             marks=tuple(parse_marks(text) for text in options.marks),
             deselected=options.deselect,
+            disabled=read_lists(options.disabled),
         )
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:

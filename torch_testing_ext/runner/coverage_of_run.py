@@ -1,0 +1,49 @@
+"""The lines that the processes of a run execute, measured by coverage.py."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .options import Action, Options, UsageError
+
+# How coverage.py reaches processes that are started or forked, and those that end without Python's clean-up.
+_PATCHES = ["subprocess", "fork", "_exit"]
+
+
+@contextmanager
+def measured(options: Options) -> Iterator[None]:
+    """Measure this block with --coverage, and write the report of it. The project's settings of coverage.py hold."""
+    if not options.coverage or options.action is not Action.RUN:
+        yield
+        return
+    try:
+        import coverage
+    except ImportError:
+        raise UsageError("--coverage needs coverage.py: pip install coverage") from None
+    if coverage.version_info < (7, 10):
+        raise UsageError(f"--coverage needs coverage.py 7.10 or newer, and this is {coverage.__version__}")
+    with tempfile.TemporaryDirectory(prefix="torch_testing_ext.") as folder:
+        of_project = coverage.Coverage().config.config_file
+        if of_project is None:
+            # It measures other processes only if it has read settings from a file.
+            of_project = os.path.join(folder, ".coveragerc")
+            Path(of_project).touch()
+        measuring = coverage.Coverage(config_file=of_project, data_suffix=True)
+        measuring.set_option("run:patch", _PATCHES)
+        # The file of each process has a name of its own.
+        measuring.set_option("run:parallel", True)
+        measuring.start()
+        try:
+            yield
+        finally:
+            measuring.stop()
+            measuring.save()
+            together = coverage.Coverage(config_file=of_project)
+            together.combine()
+            together.save()
+            percent = together.html_report()
+            print(f"coverage: {percent:.0f} % of the lines, in {together.get_option('html:directory')}/index.html")
