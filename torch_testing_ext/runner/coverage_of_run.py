@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,11 @@ from .options import Action, Options, UsageError
 
 # How coverage.py reaches processes that are started or forked, and those that end without Python's clean-up.
 _PATCHES = ["subprocess", "fork", "_exit"]
+
+_NOT_OTHERS = (
+    "warning: --coverage measured no process of a test: this Python does not execute coverage.py's a1_coverage.pth, "
+    "which is next to it in site-packages"
+)
 
 
 @contextmanager
@@ -42,8 +49,10 @@ def measured(options: Options) -> Iterator[None]:
         finally:
             measuring.stop()
             measuring.save()
-            together = coverage.Coverage(config_file=of_project)
-            together.combine()
-            together.save()
-            percent = together.html_report()
-            print(f"coverage: {percent:.0f} % of the lines, in {together.get_option('html:directory')}/index.html")
+        together = coverage.Coverage(config_file=of_project)
+        if len(glob.glob(f"{glob.escape(str(together.get_option('run:data_file')))}.*")) < 2:
+            print(_NOT_OTHERS, file=sys.stderr)
+        together.combine()
+        together.save()
+        percent = together.html_report(ignore_errors=True)
+        print(f"coverage: {percent:.0f} % of the lines, in {together.get_option('html:directory')}/index.html")
