@@ -32,8 +32,8 @@ from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, O
 from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import ASPECTS
-from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.aspects.world import SIZE, SIZE_OF_MARKS
+from torch_testing_ext.launch.start_settings import SHOWLOCALS
 
 if TYPE_CHECKING:
     from torch_testing_ext.layouts import Layout

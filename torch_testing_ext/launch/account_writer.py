@@ -30,10 +30,10 @@ from torch_testing_ext.launch.accounts import (
     memory_of_this_process,
     now,
 )
-from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.causes import Cause, cause_in, cause_of, led_to
 from torch_testing_ext.launch.exceptions_in_flight import raised_by_itself
 from torch_testing_ext.launch.nested_errors import causes_of
+from torch_testing_ext.launch.start_settings import SHOWLOCALS
 
 _MOST_SITES = 30
 

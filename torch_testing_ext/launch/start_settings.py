@@ -1,10 +1,10 @@
-"""The settings of the start of ranks: the method, and the folder for their files."""
+"""The settings of ranks that concern each of them: the method of their start, their files, their accounts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torch_testing_ext._process.declarations import Setting, words
+from torch_testing_ext._process.declarations import Setting, either, words
 from torch_testing_ext._process.setting_names import LOGS as _LOGS
 
 
@@ -19,3 +19,4 @@ START = Setting(
     "auto",
 )
 LOGS: Setting[Path | None] = Setting(_LOGS, "a directory", _directory, None)
+SHOWLOCALS = Setting("TORCH_TESTING_EXT_SHOWLOCALS", "0 or 1", either("0", "1"), False)

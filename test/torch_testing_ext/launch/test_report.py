@@ -35,9 +35,9 @@ from torch_testing_ext.launch.accounts import (
     RankAccount,
     read_account,
 )
-from torch_testing_ext.launch.aspects.output import SHOWLOCALS
 from torch_testing_ext.launch.rank_reports import assemble_report, report_of
 from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
+from torch_testing_ext.launch.start_settings import SHOWLOCALS
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None

@@ -10,7 +10,7 @@ from torch_testing_ext._process.declarations import AskedOptions, Level, Option,
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
-from torch_testing_ext.launch.start_settings import LOGS
+from torch_testing_ext.launch.start_settings import LOGS, SHOWLOCALS
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.attempts import RankAttempt
@@ -30,7 +30,6 @@ SHOWN = Option(
     also=("-s",),
     in_command=False,
 )
-SHOWLOCALS = Setting("TORCH_TESTING_EXT_SHOWLOCALS", "0 or 1", either("0", "1"), False)
 # pytest has an option of this name, from which its plugin sets the variable.
 _LOCALS = Option(
     "showlocals",
