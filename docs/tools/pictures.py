@@ -237,7 +237,7 @@ class Pictures:
 
     def _show(self, browser: Browser, name: str) -> None:
         """Unfold a test, and fold all others."""
-        choose = f"test.open = test.dataset.name.includes('{name}')"
+        choose = f"test.open = test.querySelector('.name').textContent.includes('{name}')"
         browser.evaluate(f"for (const test of document.querySelectorAll('details.test')) {choose};")
 
     def _save(self, browser: Browser, name: str, selector: str) -> None:

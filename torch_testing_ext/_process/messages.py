@@ -13,7 +13,8 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -51,6 +52,16 @@ class LineBuffer:
         whole = b"".join([*self._unread, head])
         self._unread = [rest] if rest else []
         return whole.split(b"\n")
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Within the block, a value that equals the last one of its type is that one: most lines of a file say the same."""
+    before, _last.values = _last.values, {}
+    try:
+        yield
+    finally:
+        _last.values = before
 
 
 def by_name(union: Any) -> dict[str, type]:
@@ -155,6 +166,15 @@ def _of_tuple(arguments: tuple[Any, ...]) -> _Convert:
     return decode_items
 
 
+class _Last:
+    """The last value of each type, with its data; None if values are not shared."""
+
+    values: dict[type, tuple[Any, Any]] | None = None
+
+
+_last = _Last()
+
+
 def _of_dataclass(kind: type) -> _Convert:
     """Make the decoder of a dataclass, which decodes each field by its annotation."""
     # Found at the first value: a type may contain itself.
@@ -162,6 +182,9 @@ def _of_dataclass(kind: type) -> _Convert:
 
     def decode_fields(data: Any) -> Any:
         nonlocal decoders
+        last = _last.values
+        if last is not None and kind in last and last[kind][0] == data:
+            return last[kind][1]
         if decoders is None:
             hints = typing.get_type_hints(kind)
             decoders = {name: _decoder(hint) for name, hint in hints.items()}
@@ -169,6 +192,9 @@ def _of_dataclass(kind: type) -> _Convert:
         for name, item in data.items():
             decoder = decoders[name]
             fields[name] = item if decoder is None else decoder(item)
-        return kind(**fields)
+        value = kind(**fields)
+        if last is not None:
+            last[kind] = data, value
+        return value
 
     return decode_fields

@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane
@@ -290,12 +291,17 @@ class Summary:
     warnings: tuple[str, ...] = ()
     error: str = ""  # an error of the runner itself, which ended the run early
 
+    @cached_property
+    def _verdicts(self) -> tuple[TestOutcome, ...]:
+        return tuple(map(self.policy.verdict_on, self.finished))
+
     def count(self, verdict: TestOutcome) -> int:
-        return sum(self.policy.verdict_on(test) is verdict for test in self.finished)
+        return self._verdicts.count(verdict)
 
     @property
     def failures(self) -> tuple[FinishedTest, ...]:
-        return tuple(test for test in self.finished if self.policy.verdict_on(test) is TestOutcome.FAILED)
+        verdicts = zip(self.finished, self._verdicts, strict=True)
+        return tuple(test for test, verdict in verdicts if verdict is TestOutcome.FAILED)
 
     @property
     def last_line(self) -> str:

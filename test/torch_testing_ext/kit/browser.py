@@ -74,6 +74,15 @@ class Browser:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
+    def measure(self) -> None:
+        """Measure processor time, from now on."""
+        self._call("Performance.enable", timeDomain="threadTicks")
+
+    def seconds_of_main_thread(self) -> float:
+        """The processor time that the page has taken."""
+        metrics = self._call("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
     def scheme(self, name: str) -> None:
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 

@@ -133,7 +133,7 @@ class OneScreenTest(OneScreenCase):
     def check_lanes(self):
         """The page and the trace have a lane for each rank, with its calls."""
         page = (self.root / "x.html").read_text()
-        hang = page[page.index('data-name="tests/test_faults.py::FaultTest::test_hang"') :].partition("</details>")[0]
+        hang = page[page.index("tests/test_faults.py::FaultTest::<b>test_hang</b>") :].partition("</details>")[0]
         for rank in range(4):
             self.assertIn(f"<div>rank {rank}</div>", hang)
         self.assertEqual(hang.count('<svg class="call waits"'), 3)

@@ -178,11 +178,11 @@ class ModelTest(unittest.TestCase):
             browser.open(self.ran.folder / "x.html")
             shown = browser.evaluate(
                 """[...document.querySelectorAll('.test')].map((test) => [
-                    test.querySelector('.name').textContent, test.dataset.outcome, test.textContent,
+                    test.querySelector('.name').textContent, test.classList[1], test.textContent,
                 ])"""
             )
             self.assertEqual(
-                {name: outcome for name, outcome, _ in shown}, {n: m.outcome.value for n, m in MODEL.items()}
+                {name: outcome for name, outcome, _ in shown}, {n: css_class(m.outcome.value) for n, m in MODEL.items()}
             )
             words = {name: text for name, _, text in shown}
             for name, must in MODEL.items():

@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "merge": CommandSpec(
         "put the run files of many machines together",
-        "FILE ... [-o FILE] [--html FILE] [--junitxml FILE] [--results FILE] [--learn]",
+        "FILE ... [-o FILE] [--html FILE] [--junitxml FILE] [--results FILE] [--since FILE] [--learn]",
         "Put run files together: one summary, one report, one file. Exits with 1 if a test failed, or a shard"
         "\nis missing or torn.",
         is_rare=True,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from torch_testing_ext._tests.kept_failures import make_cache_folder
 from torch_testing_ext.runner import doors, run_again
 from torch_testing_ext.runner.events import Reporter, Reporters, Warned
-from torch_testing_ext.runner.model import Policy
+from torch_testing_ext.runner.model import Policy, TestId
 from torch_testing_ext.runner.options import Options, Verbosity
 
 from .console_layout import ConsoleLayout, columns, is_terminal, make_styler
@@ -105,8 +105,14 @@ def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
     return journal.Journal(place, header, warn, partial(make_cache_folder, options.cache))
 
 
-def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str], run: RecordedRun) -> Reporters:
-    """Makes the reports of a run that is over, and prints its summary."""
+def remake_reports(
+    options: Options,
+    stream: TextIO,
+    environ: Mapping[str, str],
+    run: RecordedRun,
+    changes: Mapping[TestId, str] | None = None,
+) -> Reporters:
+    """Makes the reports of a run that is over, and prints its summary. `changes`: what is new since an earlier one."""
     command, policy = run.header.command, run.header.policy
     options = dataclasses.replace(options, verbosity=Verbosity.QUIET)
     console = _make_console(TerminalStream(stream), options, stream, environ, policy, command)
@@ -114,7 +120,7 @@ def remake_reports(options: Options, stream: TextIO, environ: Mapping[str, str],
     def warn(message: str) -> None:
         console.on_event(Warned(message))
 
-    request = ReportRequest(options, environ, command, console.writer, warn, is_over=True)
+    request = ReportRequest(options, environ, command, console.writer, warn, is_over=True, changes=changes or {})
     reporters = Reporters([*_from_door(request)])
     for event in run.events:
         reporters.on_event(event)

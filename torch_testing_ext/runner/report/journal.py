@@ -79,8 +79,9 @@ _RECORDED = (
     *(Collected, RunBegan, UnitBegan, TestBegan, AttemptEnded, TestFinished, UnitEnded, Warned, Stopping),
     *_FOR_CONSOLE,
 )
-# What a reader of results can do without.
-OF_UNITS = (UnitBegan, TestBegan, UnitEnded, *_FOR_CONSOLE)
+# What no report of a run that is over has, and what a reader of results can do without, too.
+WHILE_RUNNING = (TestBegan, *_FOR_CONSOLE)
+OF_UNITS = (UnitBegan, UnitEnded, *WHILE_RUNNING)
 _KINDS = {kind.__name__: kind for kind in (JournalHeader, *_RECORDED, JournalEnd)}
 
 
@@ -224,13 +225,14 @@ def run_of(content: bytes, path: Path, *, goes_on: bool = False, without: tuple[
     header = _header(path, lines)
     read_record = _old_record if header.format in _OLDER else _record
     records = []
-    for number, line in enumerate(lines[1:], 2):
-        if unread and line.startswith(unread):
-            continue
-        try:
-            records.append(read_record(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            damaged.append(f"line {number} is not readable")
+    with messages.sharing():
+        for number, line in enumerate(lines[1:], 2):
+            if unread and line.startswith(unread):
+                continue
+            try:
+                records.append(read_record(line))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                damaged.append(f"line {number} is not readable")
     if not any(isinstance(record, RunBegan) for record in records):
         raise JournalError(f"{path} ends before its run began")
     return _Reader(path, header, records, damaged, goes_on).run()

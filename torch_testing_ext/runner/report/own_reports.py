@@ -29,7 +29,8 @@ def html(request: ReportRequest) -> Reporter | None:
         return None
     from .page import html_page
 
-    return FileReport(file, partial(html_page.render_page, command=request.command), request.warn)
+    render = partial(html_page.render_page, command=request.command, changes=request.changes)
+    return FileReport(file, render, request.warn)
 
 
 def perfetto(request: ReportRequest) -> Reporter | None:

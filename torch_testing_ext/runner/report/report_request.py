@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from torch_testing_ext.runner.model import TestId
 from torch_testing_ext.runner.options import Options
 
 from .terminal_stream import LineWriter
@@ -28,3 +29,5 @@ class ReportRequest:
     # How the console shows the run.
     coloured: bool = False
     columns: int | None = None
+    # What is new of tests since an earlier run, in words.
+    changes: Mapping[TestId, str] = field(default_factory=dict)

@@ -53,6 +53,20 @@ def differences(before: Sequence[RunResults], after: Sequence[RunResults]) -> Di
     )
 
 
+def changes(found: Differences) -> dict[TestId, str]:
+    """What is new of each test that has changed, in words."""
+    words = {result.test: "new test" for result in found.new}
+    for what, results in (
+        ("mended", found.mended),
+        ("skipped now", found.no_longer_run),
+        ("slower", [now for _, now in found.slower]),
+        ("still failing", found.still_failing),
+        ("new failure", found.new_failures),
+    ):
+        words.update((result.test, what) for result in results)
+    return words
+
+
 def _by_test(all_results: Sequence[RunResults]) -> Mapping[TestId, TestResult]:
     """The result of each test: its failure if it has failed anywhere, else a pass, else a skip."""
     found: dict[TestId, TestResult] = {}

@@ -98,11 +98,11 @@ class RunFile:
     runs: tuple[StoredRun, ...]
     missing: tuple[str, ...] = ()
 
-    def recorded(self, *, whole: bool = False) -> Iterator[tuple[RunFacts, RecordedRun]]:
-        """Each run, with its events: all if `whole`, else those that have results."""
+    def recorded(self, without: tuple[type, ...] = OF_UNITS) -> Iterator[tuple[RunFacts, RecordedRun]]:
+        """Each run, with its events but for those `without` which its reader can do: at first, all without results."""
         for run in self.runs:
             try:
-                yield run.facts, run_of(run.journal, self.path, without=() if whole else OF_UNITS)
+                yield run.facts, run_of(run.journal, self.path, without=without)
             except JournalError as error:
                 raise BadResults(str(error)) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from torch_testing_ext.runner.options.values import Verbosity
 from torch_testing_ext.runner.report import remake_reports
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.console_layout import ConsoleLayout, Styler
-from torch_testing_ext.runner.report.journal import RecordedRun
+from torch_testing_ext.runner.report.journal import WHILE_RUNNING, RecordedRun
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations
 
@@ -31,21 +32,27 @@ from .census import take_census
 from .census_text import census_document, census_lines
 from .dead_paths import dead_paths
 from .definitions import find_definitions
-from .differences import difference_lines, differences
+from .differences import changes, difference_lines, differences
 from .folding import folded, merged
 from .histories import histories, history_lines
 from .known_holes import read_known_holes
-from .reading import paths_of, read_results
+from .reading import paths_of, read_results, results_of_file
 from .results import RunResults
 from .run_file import BadResults, ConsoleOfRun, RunFile, TornFile, read_run_file, write_run_file
 
 
 def of_run_files(command: str, argv: Sequence[str], root: Path) -> int:
     """Do a command, and return its exit code. Raises UsageError."""
+    # A collector would look through all events again and again, and find nothing to collect.
+    collects = gc.isenabled()
+    gc.disable()
     try:
         return _COMMANDS[command](argv, root)
     except BadResults as error:
         raise UsageError(f"{command}: {error}") from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -82,7 +89,11 @@ def _merge(argv: Sequence[str], root: Path) -> int:
     parser.add_argument("--junitxml", type=Path, metavar="FILE", help="write a JUnit XML report of all")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write all results as JSON")
     parser.add_argument("--learn", action="store_true", help="keep the durations, by which later shards are balanced")
+    parser.add_argument(
+        "--since", nargs="+", default=[], metavar="FILE", help="mark in the HTML report what is new since this run"
+    )
     words = parser.parse_args(argv)
+    before = _all_results(words.since)
     files, torn = _run_files(words.files)
     if not files:
         raise UsageError(f"merge: {'; '.join(torn)}")
@@ -93,9 +104,13 @@ def _merge(argv: Sequence[str], root: Path) -> int:
         except OSError as error:
             raise BadResults(f"{words.output} could not be written: {error.strerror}") from None
     whole = dataclasses.replace(files[0], runs=runs, missing=missing)
-    run = folded(list(whole.recorded(whole=True)), missing)
+    run = folded(list(whole.recorded(WHILE_RUNNING)), missing)
     options = Options(html=words.html, junitxml=words.junitxml, results=words.results)
-    reporters = remake_reports(options, sys.stdout, os.environ, run)
+    changed = {}
+    if before:
+        now = [results for file in files for results in results_of_file(file)]
+        changed = changes(differences(before, now))
+    reporters = remake_reports(options, sys.stdout, os.environ, run, changed)
     if words.learn:
         Durations(root / options.cache, _warn).record(run.summary.finished)
     for name in torn:
@@ -128,7 +143,7 @@ def _replay(argv: Sequence[str], root: Path) -> int:
     parser.add_argument("test", nargs="?", metavar="TEST", help="only this test")
     words = parser.parse_args(argv)
     file = read_run_file(words.file)
-    run = folded(list(file.recorded(whole=True)), file.missing)
+    run = folded(list(file.recorded(without=())), file.missing)
     events = run.events
     if words.test is not None:
         events = _of_test(run, words.test)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from string import Template
@@ -14,19 +14,19 @@ from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.logs import without_accidents
 from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary
+from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, TestId
 from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
 from torch_testing_ext.runner.report.recorder import History, all_lanes
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 from .failure_part import render_failure
-from .timeline import css_class, key_of_test, render_timeline
+from .timeline import css_class, key_of, render_timeline
 from .traffic_table import render_world
 
 ASSETS = Path(__file__).parent
 # The most important first.
 ORDER_OF_VERDICTS = (TestOutcome.FAILED, TestOutcome.PASSED, TestOutcome.SKIPPED)
-# How the reader may sort the tests; page.js sorts by the attribute `data-` of the first word.
+# How the reader may sort the tests; page.js has an order for each first word.
 SORTS = {
     "rank": "most important first",
     "seconds": "longest first",
@@ -35,9 +35,12 @@ SORTS = {
 }
 
 
-def render_page(history: History, command: str = "") -> str:
-    """The HTML page. `command` runs the tests whose names are appended to it."""
-    parts = _body(history, command or user_commands.runner())
+def render_page(history: History, command: str = "", changes: Mapping[TestId, str] | None = None) -> str:
+    """The HTML page. `command` runs the tests whose names are appended to it.
+
+    `changes`: what is new of tests since an earlier run, in words.
+    """
+    parts = _body(_Page(history, command or user_commands.runner(), changes or {}))
     body = "\n".join(ET.tostring(part, encoding="unicode", method="html") for part in parts)
     asset = {kind: (ASSETS / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")}
     title = f"{headline(history.summary)}: {user_commands.runner_name()}"
@@ -57,12 +60,11 @@ def headline(summary: Summary) -> str:
     return f"{count(passed, 'test')} passed" if passed else "No test passed or failed"
 
 
-def _body(history: History, command: str) -> Elements:
-    page = _Page(history, command)
+def _body(page: _Page) -> Elements:
     yield page.header()
     yield page.shares()
     yield from page.warnings()
-    has_failures = bool(history.summary.failures)
+    has_failures = page.has_failures
     if not has_failures:
         yield page.timeline()
     yield from page.causes()
@@ -75,12 +77,18 @@ def _body(history: History, command: str) -> Elements:
 class _Page:
     """The parts of the page."""
 
-    def __init__(self, history: History, command: str):
+    def __init__(self, history: History, command: str, changes: Mapping[TestId, str]):
         self._history = history
         self._summary = history.summary
         self._command = command
+        self._changes = changes
+        self.has_failures = bool(history.summary.failures)
         self._ordered = sorted(self._summary.finished, key=self._rank)
-        self._anchors = {key_of_test(finished): f"test-{number}" for number, finished in enumerate(self._ordered, 1)}
+        self._anchors = {
+            key_of(attempt): f"test-{number}"
+            for number, finished in enumerate(self._ordered, 1)
+            for attempt in finished.attempts
+        }
         # The outcomes in the order of the page.
         self._counts = Counter(finished.outcome for finished in self._ordered)
 
@@ -152,9 +160,10 @@ class _Page:
         search = xml_element("input", type="search", id="search", placeholder=hint, aria_label=hint)
         options = [xml_element("option", words, value=key) for key, words in SORTS.items()]
         sorts = xml_element("select", *options, id="sort")
-        tools = xml_element("div", search, *self._chips(), xml_element("label", "sort ", sorts), class_="tools")
+        sort = xml_element("label", "sort ", sorts)
+        tools = xml_element("div", search, *self._chips(), *self._filters(), sort, class_="tools")
         tests = [self._test(number, finished) for number, finished in enumerate(self._ordered)]
-        rows = xml_element("div", *tests, id="tests")
+        rows = xml_element("div", *tests, id="tests", data_command=self._command)
         heading = xml_element("h2", "Tests", class_="unseen")
         return xml_element("section", heading, tools, rows, xml_element("p", id="shown", role="status"), class_="card")
 
@@ -167,7 +176,7 @@ class _Page:
             names: list[Element | str] = []
             for finished in group:
                 name = finished.test.id.dotted or finished.test.id.file
-                names += [xml_element("a", name, href=f"#{self._anchors[key_of_test(finished)]}"), " "]
+                names += [xml_element("a", name, href=f"#{self._anchors[key_of(finished.last)]}"), " "]
             last_failure = brief_failures.failing_attempts(group[0], self._summary.policy)[-1]
             cause = xml_element("span", f"{wording.reason(last_failure)} ", xml_element("span", *names, class_="facts"))
             rows.append(xml_element("li", xml_element("b", str(len(group))), cause))
@@ -178,44 +187,71 @@ class _Page:
         for outcome, number in self._counts.items():
             kind = f"chip {css_class(outcome.value)}"
             parts = [xml_element("span", class_="dot"), xml_element("b", str(number)), outcome.value]
-            data = {"data_outcome": outcome.value, "aria_pressed": "false"}
+            data = {"data_outcome": css_class(outcome.value), "aria_pressed": "false"}
             yield xml_element("button", *parts, class_=kind, type="button", **data)
 
+    def _filters(self) -> Elements:
+        """A choice of machines, of needs, and of what is new, where the tests differ in that."""
+        for title, value_of in (("machine", _machine), ("needs", _need), ("new", self._change)):
+            numbers = Counter(map(value_of, self._ordered))
+            if len(numbers) == 1:
+                continue
+            options = [xml_element("option", "all", value="")]
+            for value, number in sorted(numbers.items()):
+                if value:
+                    options.append(xml_element("option", f"{value} ({number})", value=value))
+            choice = xml_element("select", *options, class_="filter", name=title)
+            yield xml_element("label", f"{title} ", choice)
+
+    def _change(self, finished: FinishedTest) -> str:
+        return self._changes.get(finished.test.id, "")
+
     def _test(self, number: int, finished: FinishedTest) -> Element:
-        """The first failure is unfolded, since most readers look for it."""
+        """A line to unfold, or only a line for one of the many that pass and have nothing to tell.
+
+        The first failure is unfolded, since most readers look for it.
+        """
         unfolded = number == 0 and self._summary.policy.verdict_on(finished) is TestOutcome.FAILED
+        told = list(self._told(finished))
+        facts = self._circumstances(finished)
+        if told or finished.outcome is not TestOutcome.PASSED:
+            rerun = xml_element("code", f"{self._command} {shlex.quote(str(finished.test.id))}")
+            facts = [wording.outcome_in_words(finished), *facts]
+            kind = "details"
+            parts = [
+                xml_element("summary", *self._line(finished)),
+                _facts(facts),
+                xml_element("div", rerun, class_="rerun"),
+                *told,
+            ]
+        else:
+            kind, parts = "div", [*self._line(finished), _facts(facts)]
         return xml_element(
-            "details",
-            self._line(finished),
-            xml_element("div", *self._details(finished), class_="body"),
+            kind,
+            *parts,
             class_=f"test {css_class(finished.outcome.value)}",
-            id=self._anchors[key_of_test(finished)],
-            data_outcome=finished.outcome.value,
-            data_rank=number,
-            data_seconds=f"{finished.seconds:.6f}",
-            data_began=f"{finished.attempts[0].began:.6f}",
-            data_name=wording.name(finished.last, self._history.run.repetitions),
+            id=f"test-{number + 1}",
+            data_seconds=f"{finished.seconds:.4g}",
+            data_began=f"{finished.attempts[0].began:.7g}",
+            data_machine=_machine(finished) or None,
+            data_needs=_need(finished) or None,
+            data_new=self._change(finished) or None,
             open="" if unfolded else None,
         )
 
-    def _line(self, finished: FinishedTest) -> Element:
-        failed = [attempt for attempt in finished.attempts if attempt.said]
-        why = xml_element("div", wording.title(failed[-1]) if failed else "", class_="why")
-        name = xml_element("div", *self._name(finished), why)
-        dot = xml_element("span", class_="dot", title=finished.outcome.value)
-        return xml_element("summary", dot, name, xml_element("span", *_took(finished), class_="took"))
-
-    def _name(self, finished: FinishedTest) -> Elements:
+    def _line(self, finished: FinishedTest) -> Elements:
         test = finished.test.id
         *before, last = (part for part in (test.file, test.cls, test.method) if part)
-        prefix = xml_element("span", "".join(f"{part}::" for part in before), class_="file")
         last += wording.repetition(finished.last, self._history.run.repetitions)
-        yield xml_element("div", prefix, xml_element("b", last), class_="name")
+        prefix = "".join(f"{part}::" for part in before)
+        yield xml_element("span", prefix, xml_element("b", last), class_="name")
+        yield xml_element("span", *_took(finished), class_="took")
+        said = [attempt for attempt in finished.attempts if attempt.said]
+        if said:
+            yield xml_element("span", wording.title(said[-1]), class_="why")
 
-    def _details(self, finished: FinishedTest) -> Elements:
-        yield xml_element("p", self._circumstances(finished), class_="facts")
-        rerun = xml_element("code", f"{self._command} {shlex.quote(str(finished.test.id))}")
-        yield xml_element("div", rerun, xml_element("button", "copy", class_="copy", type="button"), class_="rerun")
+    def _told(self, finished: FinishedTest) -> Elements:
+        """All that its attempts have left, but for facts that its line has."""
         seen: set[str] = set()
         for attempt in finished.attempts:
             pattern = without_accidents(wording.screen(attempt))
@@ -226,18 +262,18 @@ class _Page:
             yield from _attempt(attempt, bool(alike))
         yield from _sweep(finished.last)
 
-    def _circumstances(self, finished: FinishedTest) -> str:
+    def _circumstances(self, finished: FinishedTest) -> list[str]:
         world_size = finished.test.world_size
         place = wording.place(finished.last.lease)
         want = finished.last.end.want
         parts = [
-            wording.outcome_in_words(finished),
+            self._change(finished),
             f"{world_size} ranks" if world_size > 1 else "",
             f"on {place}" if place else "",
             wording.memory(finished.last),
             wording.not_enough_devices(want) if want else "",
         ]
-        return " \N{MIDDLE DOT} ".join(filter(None, parts))
+        return list(filter(None, parts))
 
     def skips(self) -> Elements:
         names = sweeps_in_words.not_reached(self._summary)
@@ -293,11 +329,30 @@ def _attempt(attempt: Attempt, is_known: bool = False) -> Elements:
     if wording.has_parts(attempt):
         folded.append(_log("the whole account", wording.account(attempt)))
     folded += [_log(title, words) for title, words in wording.logs(attempt)]
-    yield xml_element("div", *folded, class_="logs")
+    if folded:
+        yield xml_element("div", *folded, class_="logs")
 
 
 def _log(title: str, words: str) -> Element:
     return xml_element("details", xml_element("summary", title), xml_element("pre", words), class_="log")
+
+
+def _facts(facts: Sequence[str]) -> Element | None:
+    return xml_element("span", " \N{MIDDLE DOT} ".join(facts), class_="facts") if facts else None
+
+
+def _machine(finished: FinishedTest) -> str:
+    return finished.last.lease.node
+
+
+def _need(finished: FinishedTest) -> str:
+    """What a test needs beyond a process, in words."""
+    test = finished.test
+    if finished.last.end.want:
+        return finished.last.end.want
+    if test.devices:
+        return count(test.devices, "device")
+    return count(test.world_size, "rank") if test.world_size > 1 else ""
 
 
 def _took(finished: FinishedTest) -> Iterator[Element | str]:

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext.runner.model import Attempt, FinishedTest, TestId
-from torch_testing_ext.runner.report import wording
+from torch_testing_ext.runner.model import Attempt, Span, TestId
 from torch_testing_ext.runner.report.recorder import History, Lane, all_lanes
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
-# A test and its repetition.
-TestKey = tuple[TestId, int]
+# A test, its repetition, and the machine: of a merged run, several may have run the same test.
+TestKey = tuple[TestId, int, str]
 
 
-def key_of_test(finished: FinishedTest) -> TestKey:
-    return finished.test.id, finished.last.repetition
+def key_of(attempt: Attempt) -> TestKey:
+    return attempt.test.id, attempt.repetition, attempt.lease.node
 
 
-# Heights in the timeline, in pixels.
+# Heights in the timeline, in pixels; page.css has that of bars, too.
 LANE = 22
 BAR_HEIGHT = 14
+_ABOVE_BAR = (LANE - BAR_HEIGHT) // 2
 AXIS = 24
 MOST_TICKS = 8
+# Steps of the time axis that units begin and end at.
+WIDTH = 1_000_000
 
 
 def render_timeline(history: History, links: dict[TestKey, str]) -> Element:
     """An SVG element with a bar for each test on each of its lanes.
 
-    `links` has the address of each test in the page, by test and repetition. Positions on the time axis are
-    percentages, so that the timeline fits any width without distorting its text.
+    `links` has the address of each test in the page. Positions on the time axis are
+    percentages, so that the timeline fits any width without distorting its text. page.js names the bars.
     """
     rows = all_lanes(history)
     length = max([history.summary.seconds, *(span.ended for span in history.spans)], default=0.0) or 1.0
     height = len(rows) * LANE + AXIS
-    draw = _Timeline(length, height, history.run.repetitions, links)
+    draw = _Timeline(length, height, links)
     parts = list(draw.axis())
     for number, lane in enumerate(rows):
         parts += draw.lane(lane, number)
@@ -48,7 +51,6 @@ class _Timeline:
 
     length: float
     height: int
-    repetitions: int
     links: dict[TestKey, str]
 
     def axis(self) -> Elements:
@@ -62,25 +64,27 @@ class _Timeline:
     def lane(self, lane: Lane, number: int) -> Elements:
         y = number * LANE
         yield xml_element("line", class_="lane", x1=0, x2="100%", y1=y + LANE, y2=y + LANE)
-        for span in lane.spans:
-            yield self._bar(span.began, span.ended, y, "unit")
+        if lane.spans:
+            yield self._units(lane.spans, y)
         for attempt in lane.attempts:
-            yield self._test(attempt, y)
+            yield self._bar(attempt, y)
 
-    def _test(self, attempt: Attempt, y: float) -> Element:
-        bar = self._bar(attempt.began, attempt.began + attempt.seconds, y, f"bar {css_class(attempt.outcome.value)}")
-        took = f"{attempt.outcome.value}, {wording.duration(attempt.seconds)} on {wording.place(attempt.lease)}"
-        bar.append(xml_element("title", f"{wording.name(attempt, self.repetitions)}\n{took}"))
-        link = self.links.get((attempt.test.id, attempt.repetition))
+    def _units(self, spans: Sequence[Span], y: int) -> Element:
+        """The times in which a lane was leased, as one path, which is stretched: it has no percentages."""
+        moments = [(round(span.began / self.length * WIDTH), round(span.ended / self.length * WIDTH)) for span in spans]
+        path = xml_element("path", d="".join(f"M{began} 0V1H{ended}V0z" for began, ended in moments))
+        box = {"y": y + _ABOVE_BAR, "width": "100%", "height": BAR_HEIGHT, "viewBox": f"0 0 {WIDTH} 1"}
+        return xml_element("svg", path, class_="unit", preserveAspectRatio="none", **box)
+
+    def _bar(self, attempt: Attempt, y: int) -> Element:
+        x, width = self._percent(attempt.began), self._percent(attempt.seconds)
+        kind = f"bar {css_class(attempt.outcome.value)}"
+        bar = xml_element("rect", class_=kind, x=x, y=y + _ABOVE_BAR, width=width)
+        link = self.links.get(key_of(attempt))
         return xml_element("a", bar, href=link) if link else bar
 
-    def _bar(self, began: float, ended: float, y: float, class_: str) -> Element:
-        x = self._percent(began)
-        width = self._percent(max(0.0, ended - began))
-        return xml_element("rect", class_=class_, x=x, y=y + (LANE - BAR_HEIGHT) / 2, width=width, height=BAR_HEIGHT)
-
     def _percent(self, seconds: float) -> str:
-        return f"{seconds / self.length * 100:.4f}%"
+        return f"{seconds / self.length * 100:.4g}%"
 
 
 def css_class(outcome: str) -> str:

@@ -1,18 +1,29 @@
 """The HTML report: its content, and its behaviour in a browser."""
 
 import re
+import shlex
 import tempfile
 import unittest
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
 from kit.browser import Browser, needs_chromium
 from kit.files import subject
 from kit.invented import make_attempt
-from kit.invented_runs import SCREEN, attempt, every_outcome, finished_in_world, hang_of_ranks, history_of, ranks
+from kit.invented_runs import (
+    SCREEN,
+    a_test,
+    attempt,
+    every_outcome,
+    finished_in_world,
+    hang_of_ranks,
+    history_of,
+    ranks,
+)
 
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, RunHeader, Test, TestId
+from torch_testing_ext.runner.model import FinishedTest, Lease, NodeOfRun, Policy, RunHeader, Test, TestId
 from torch_testing_ext.runner.report.page import failure_part, html_page, timeline
 from torch_testing_ext.runner.report.wording import printable
 
@@ -24,6 +35,19 @@ OPEN = "[...document.querySelectorAll('.test[open]')].map((test) => test.id)"
 CONTRASTS = subject(__file__, "contrasts.js")
 
 
+EXAMPLE = f"{a_test('').id.file}::{a_test('').id.cls}::"
+
+
+def one_of_many(number):
+    """A test of a large run: a few fail or are skipped."""
+    outcome = {0: TestOutcome.FAILED, 7: TestOutcome.SKIPPED}.get(number % 500, TestOutcome.PASSED)
+    file = f"test/distributed/sub/test_collectives_{number // 50}.py"
+    test = Test(TestId(file, "CollectiveTest", f"test_all_reduce_{number}[float32]"), world_size=1 + number % 3)
+    lease = Lease((), (number // 10 % 4,), node=f"m{number % 10}")
+    message = "AssertionError: 1 != 2\nmore" if outcome is TestOutcome.FAILED else ""
+    return FinishedTest((make_attempt(test, outcome, message, seconds=0.1, began=number // 40 * 0.2, lease=lease),))
+
+
 @needs_chromium
 class InABrowserTest(unittest.TestCase):
     @classmethod
@@ -31,11 +55,12 @@ class InABrowserTest(unittest.TestCase):
         cls.browser = Browser().__enter__()
         cls.addClassCleanup(cls.browser.__exit__)
 
-    def open(self, finished, fragment="", **run):
+    def open(self, finished, fragment="", changes=None, **run):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         file = Path(folder.name, "report.html")
-        file.write_text(html_page.render_page(history_of(finished, **run)), encoding="utf-8")
+        page = html_page.render_page(history_of(finished, **run), "torchtest", changes)
+        file.write_text(page, encoding="utf-8")
         self.browser.open(file, fragment)
         return file
 
@@ -49,7 +74,7 @@ class InABrowserTest(unittest.TestCase):
         self.ask(f"document.querySelector('.chip[data-outcome=\"{outcome}\"]').click()")
 
     def outcomes(self):
-        return self.ask("[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.dataset.outcome)")
+        return self.ask("[...document.querySelectorAll('.test:not([hidden])')].map((test) => test.classList[1])")
 
     def test_everything_is_shown_and_nothing_is_fetched(self):
         finished = every_outcome()
@@ -97,7 +122,7 @@ class InABrowserTest(unittest.TestCase):
         self.ask("document.querySelector('.timeline a:has(.leaked)').dispatchEvent(new MouseEvent('click'))")
         # The hashchange event comes later than the click, so call its handler directly.
         self.ask("follow()")
-        target = self.ask("document.querySelector(':target').dataset.outcome")
+        target = self.ask("document.querySelector(':target').classList[1]")
         self.assertEqual(target, "leaked")
         self.assertTrue(self.ask("document.querySelector(':target').open"))
         self.assertEqual(len(self.outcomes()), 12)
@@ -105,6 +130,75 @@ class InABrowserTest(unittest.TestCase):
     def test_an_address_with_a_test_opens_it(self):
         self.open(every_outcome(), fragment="#test-5")
         self.assertIn("test-5", self.ask(OPEN))
+
+    def test_a_bar_has_the_name_and_the_facts_of_its_test(self):
+        self.open(every_outcome())
+        link = "document.querySelector('.timeline a:has(.leaked)')"
+        self.assertEqual(self.ask(f"{link}.ariaLabel"), f"{EXAMPLE}test_leaked")
+        self.ask(f"{link}.firstChild.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}))")
+        title = self.ask(f"{link}.querySelector('title').textContent")
+        self.assertRegex(title, f"^{EXAMPLE}test_leaked\n")
+        self.assertIn("on cpu 0", title)
+
+    def test_a_pass_says_how_to_run_it_when_it_is_clicked(self):
+        names = ("test_odd[a'b c]", "test_good")
+        self.open([FinishedTest((attempt(name),)) for name in names])
+        self.ask("document.querySelectorAll('.test').forEach((test) => test.click())")
+        commands = self.ask("[...document.querySelectorAll('.rerun code')].map((code) => code.textContent)")
+        self.assertEqual(sorted(commands), sorted(f"torchtest {shlex.quote(EXAMPLE + name)}" for name in names))
+
+    def test_filters(self):
+        """By machine, need, and what is new, together with outcomes and words."""
+        tests = [a_test(f"test_{number}", world_size=1 + number % 2) for number in range(4)]
+        finished = [
+            FinishedTest((attempt("", test=test, lease=Lease((), (0,), node=f"machine-{number // 2}")),))
+            for number, test in enumerate(tests)
+        ]
+        self.open(finished, changes={tests[3].id: "new test", tests[0].id: "mended"})
+        choices = "[...document.querySelectorAll('.filter')].map((f) => [f.name, ...[...f.options].map((o) => o.text)])"
+        machines = ["machine", "all", "machine-0 (2)", "machine-1 (2)"]
+        news = ["new", "all", "mended (1)", "new test (1)"]
+        self.assertEqual(self.ask(choices), [machines, ["needs", "all", "2 ranks (2)"], news])
+        names = "[...document.querySelectorAll('.test:not([hidden]) b')].map((name) => name.textContent)"
+
+        def choose(name, value):
+            choice = f"document.querySelector('.filter[name={name}]')"
+            self.ask(f"{choice}.value = '{value}'; {choice}.dispatchEvent(new Event('change'))")
+            return sorted(self.ask(names))
+
+        self.assertEqual(choose("machine", "machine-1"), ["test_2", "test_3"])
+        self.assertEqual(choose("needs", "2 ranks"), ["test_3"])
+        self.search("test_2")
+        self.assertEqual(self.ask(names), [])
+        self.search("")
+        choose("machine", "")
+        self.assertEqual(choose("needs", ""), ["test_0", "test_1", "test_2", "test_3"])
+        self.assertEqual(choose("new", "mended"), ["test_0"])
+        self.assertEqual(self.ask("document.getElementById('shown').textContent"), "1 of 4 tests")
+        self.open([FinishedTest((attempt("test_only"),))])
+        self.assertEqual(self.ask("document.querySelectorAll('.filter').length"), 0)
+
+    def test_the_same_test_of_two_machines(self):
+        outcomes = {"a": TestOutcome.PASSED, "b": TestOutcome.FAILED}
+        finished = [
+            FinishedTest((attempt("test_x", outcome, lease=Lease((), (0,), node=node)),))
+            for node, outcome in outcomes.items()
+        ]
+        self.open(finished, nodes=[NodeOfRun(node, (), 1) for node in outcomes])
+        self.assertEqual(sorted(self.ask(VISIBLE)), ["test-1", "test-2"])
+        lanes = "[...document.querySelectorAll('.head + .chart .lanes div')].map((lane) => lane.textContent)"
+        self.assertEqual(self.ask(lanes), ["a cpu 0", "b cpu 0"])
+        links = "[...document.querySelectorAll('.timeline a')].map((a) => a.getAttribute('href'))"
+        self.assertEqual(self.ask(links), ["#test-2", "#test-1"])
+
+    @pytest.mark.slow
+    def test_10_000_tests_of_ten_machines(self):
+        """Stay below 5 MB, and open within a second: of the browser's own time, as others may use the machine."""
+        self.browser.measure()
+        file = self.open(list(map(one_of_many, range(10_000))), nodes=[NodeOfRun(f"m{n}", (), 4) for n in range(10)])
+        self.assertLess(file.stat().st_size, 5_000_000)
+        self.assertEqual(self.ask("document.getElementById('shown').textContent"), "10000 tests")
+        self.assertLess(self.browser.seconds_of_main_thread(), 1.0)
 
     def test_positions_of_bars(self):
         one = attempt("test_half", seconds=5.0, began=5.0, lease=Lease(("3",)))
@@ -262,7 +356,7 @@ class TextTest(unittest.TestCase):
             one("test_x.py", "T", "test_with_logs", logs=ranks(["x"]), seconds=1.0),
         )
         page = html_page.render_page(history_of(finished))
-        names = re.findall(r'data-name="([^"]*)"', page)
+        names = [re.sub("<.*?>", "", name) for name in re.findall('<span class="name">(.*?)</span>', page)]
         expected = ["T::test_slow_ranks", "T::test_with_logs", "T::test_fast_ranks", "T::test_alone", "T"]
         self.assertEqual(names, [*(f"test_x.py::{name}" for name in expected), "test_import.py"])
         self.assertEqual(re.findall(r'id="(test-\d+)"[^>]* open', page), ["test-1"])
@@ -319,7 +413,6 @@ class TextTest(unittest.TestCase):
         bars = [one for one in svg.iter("rect") if one.get("class", "").startswith("bar")]
         ran = [each for one in every_outcome() for each in one.attempts]
         self.assertEqual(len(bars), sum(len(one.lease.slots) for one in ran))
-        self.assertTrue(all(bar.find("title") is not None for bar in bars))
         ET.tostring(svg)
 
 
