@@ -43,8 +43,8 @@ def admit_tensors(named: Iterable[Named]) -> None:
             raise SPMDError(f"{name} is on the meta device.", remedy="Materialize the model before the first call.")
 
 
-def admit_distributed(name: str, param: DTensor, world: int, style: str) -> None:
-    """Refuse a DTensor that is not a parameter between calls of this style."""
+def admit_distributed(name: str, param: DTensor, world: int) -> None:
+    """Refuse a DTensor that is not a parameter between calls."""
     placement = param.placements[0]
     if (
         param.device_mesh.ndim != 1
@@ -60,7 +60,6 @@ def admit_distributed(name: str, param: DTensor, world: int, style: str) -> None
             f"Parameter {name} got a gradient hook between calls, on its DTensor, which the step does not use.",
             remedy="Register the hook before the first call or in the step, on the plain parameter.",
         )
-    admit_style(name, placement.is_shard(), style)
 
 
 def admit_style(name: str, is_sharded: bool, style: str) -> None:

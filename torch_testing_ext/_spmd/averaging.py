@@ -151,7 +151,6 @@ class Averager:
             return
 
     @outside_dynamo
-    @torch.no_grad()
     def _arrived(self, param: torch.Tensor) -> None:
         index = self.index_of(param)
         # A copy of a parameter has its hook, too.

@@ -1,6 +1,7 @@
 """The two forms of a parameter: plain in a call, a DTensor between calls, which modules and optimizers hold in turn."""
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,23 +9,22 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.optim import Optimizer
 
 from torch_testing_ext._torch import module_parts
 from torch_testing_ext._torch.training import (
     MemoryReference,
-    dtensor_like,
     holders_of_memory,
     local_tensor,
     set_local_tensor,
     storage_key,
 )
 
+from .admission import Named
 from .agreement import StepMeeting
 from .averaging import Averager, backward_after_call
 from .layout import Rows
 from .modes import SPMDError
-from .resting_tensor import AwayParameter, RestingTensor
+from .resting_tensor import AwayParameter, RestingTensor, at_rest
 from .row_tensor import Gather, RowTensor, gather_rows
 from .state_finding import FoundState
 
@@ -72,34 +72,27 @@ class Resting:
         self.meeting, self.averager = meeting, averager
         # By `id` of the plain parameter.
         self.pairs: dict[int, TwoForms] = {}
-        # Those of DTensors that no call has made, by the `id` of the DTensor.
-        self._adopted: dict[int, tuple[DTensor, TwoForms]] = {}
         # Whether the plain parameters have their values.
         self.is_filled = False
         self._mesh: DeviceMesh | None = None
 
-    def enter(self, found: FoundState) -> None:
-        """Let modules and optimizers hold plain parameters, which have no values yet."""
-        self.pairs, self._adopted, self.is_filled = {}, {}, False
-        for module in _modules(found.modules):
-            for name, param in list(module_parts.own_parameters(module).items()):
-                if isinstance(param, (DTensor, AwayParameter)):
-                    module_parts.put_parameter(module, name, self._plain(param, name))
-        for optimizer in found.optimizers:
-            _rekey(
-                optimizer,
-                lambda param: self._plain(param) if isinstance(param, (DTensor, AwayParameter)) else param,
-            )
+    def enter(self, found: FoundState, params: Sequence[Named]) -> list[Named]:
+        """Let modules and optimizers hold plain parameters, which have no values yet. Returns these."""
+        self.pairs, self.is_filled = {}, False
+        plain: dict[int, Any] = {}
+        for name, param in params:
+            rest = at_rest(param)
+            if isinstance(rest, DTensor):
+                plain[id(rest)] = self._plain(name, rest)
+        _exchange(found, plain)
+        named = [(name, plain.get(id(at_rest(param)), param)) for name, param in params]
+        return [*{id(param): (name, param) for name, param in reversed(named)}.values()][::-1]
 
-    def _plain(self, param: Any, name: str = "of an optimizer") -> Any:
+    def _plain(self, name: str, param: DTensor) -> Any:
         """The plain form of a parameter, which enters the call."""
-        if isinstance(param, AwayParameter):
-            param = param.at_rest()
         pair = param.pair if isinstance(param, RestingTensor) else None
         if pair is None or pair.rest is not param:
-            if id(param) not in self._adopted:
-                self._adopted[id(param)] = param, self._adopt(name, param)
-            pair = self._adopted[id(param)][1]
+            pair = self._adopt(name, param)
         if id(pair.plain) not in self.pairs:
             self._enter_pair(pair)
         return pair.plain
@@ -140,6 +133,7 @@ class Resting:
                 pair.rows = self._rows(rest)
                 plain.data = _nowhere(rest)
             set_local_tensor(rest, _nowhere(pair.local))
+        rest.is_away = True
         plain.requires_grad_(rest.requires_grad)
         plain.__dict__.update(rest.__dict__)
         plain.__dict__.pop("_is_param", None)
@@ -149,7 +143,8 @@ class Resting:
         """Gather the values of sharded parameters, and take over gradients of earlier calls."""
         gathers = []
         for pair in self.pairs.values():
-            if pair.rows is not None and pair.local is not None:
+            if pair.rows is not None:
+                assert pair.local is not None
                 like, dtype, device = pair.plain, pair.local.dtype, pair.local.device
                 whole = None if pair.memory is None else pair.memory.tensor(like.shape, pair.rest.stride(), dtype)
                 if whole is not None and pair.written == (pair.rest.memory, pair.rest.memory.writes):
@@ -174,9 +169,7 @@ class Resting:
             self.averager.gradients.read()
 
     def _enter_gradient(self, pair: TwoForms) -> None:
-        grad = pair.rest.grad
-        pair.rest.grad = poison = RestingTensor.of(dtensor_like(pair.rest, local_tensor(pair.rest)))
-        poison.pair, poison.is_away, pair.rest.is_away = pair, True, True
+        grad, pair.rest.grad = pair.rest.grad, None
         if grad is None:
             return
         if isinstance(grad, DTensor):
@@ -197,12 +190,7 @@ class Resting:
         pairs = self.pairs
         for pair in pairs.values():
             self._leave_pair(pair)
-        for module in _modules(found.modules):
-            for name, param in list(module_parts.own_parameters(module).items()):
-                if id(param) in pairs:
-                    module_parts.put_parameter(module, name, pairs[id(param)].rest)
-        for optimizer in found.optimizers:
-            _rekey(optimizer, lambda param: pairs[id(param)].rest if id(param) in pairs else param)
+        _exchange(found, {key: pair.rest for key, pair in pairs.items()})
         for pair in pairs.values():
             self._forget_plain(pair)
         self.pairs = {}
@@ -211,10 +199,8 @@ class Resting:
         """Free the memory of a whole parameter and its gradient. If something keeps it, the next call uses it again."""
         plain, grad = pair.plain, pair.plain.grad
         if self.is_filled and pair.rows is not None:
-            whole = grad.whole if isinstance(grad, RowTensor) else grad
-            has_memory = whole is not None and whole.layout is torch.strided and not isinstance(whole, RowTensor)
-            pair.memory = MemoryReference(plain)
-            pair.memory_of_gradient = MemoryReference(whole) if whole is not None and has_memory else None
+            pair.memory = MemoryReference.of_kept(plain)
+            pair.memory_of_gradient = MemoryReference.of_kept(grad.whole if isinstance(grad, RowTensor) else grad)
         plain.grad = None
         if pair.rows is not None:
             plain.data = _nowhere(plain)
@@ -264,7 +250,7 @@ class Resting:
             mine = dense if pair.rows is None else pair.rows.of(dense).clone()
         if mine is not None:
             # torch cannot copy a DTensor whose part begins within other memory.
-            rest.grad = RestingTensor.of(dtensor_like(rest, _own(mine) if mine.storage_offset() else mine))
+            rest.grad = RestingTensor.of(rest, _own(mine) if mine.storage_offset() else mine)
 
     def _new_rest(self, pair: TwoForms, mine: torch.Tensor, rows: Rows | None) -> Any:
         plain, local = pair.plain, mine if rows is None else _own(mine)
@@ -289,14 +275,31 @@ class Resting:
     def state_of_rows(self, pair: TwoForms, mine: torch.Tensor) -> Any:
         """A DTensor with this local tensor."""
         if pair.rest is not None and pair.rest.shape == pair.plain.shape:
-            return RestingTensor.of(dtensor_like(pair.rest, mine))
+            return RestingTensor.of(pair.rest, mine)
         placements = [Replicate() if pair.rows is None else Shard(0)]
         return RestingTensor.of(_dtensor(mine, self.mesh(pair.plain), placements, pair.plain))
 
 
-def _modules(roots: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    for root in roots:
-        yield from root.modules()
+def _exchange(found: FoundState, forms: Mapping[int, Any]) -> None:
+    """Put other forms of parameters, by the `id` of those of now, into modules and optimizers."""
+
+    def form(param: Any) -> Any:
+        return forms.get(id(at_rest(param)), param)
+
+    for module in itertools.chain.from_iterable(root.modules() for root in found.modules):
+        for name, param in list(module_parts.own_parameters(module).items()):
+            if form(param) is not param:
+                module_parts.put_parameter(module, name, form(param))
+    for optimizer in found.optimizers:
+        for group in optimizer.param_groups:
+            group["params"][:] = map(form, group["params"])
+        items = [(form(key), value) for key, value in optimizer.state.items()]
+        for _, values in items:
+            if isinstance(values, dict):
+                values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
+        optimizer.state.clear()
+        # A look-up by a parameter of before the first call has left an empty one.
+        optimizer.state.update((key, values) for key, values in items if values or key not in optimizer.state)
 
 
 def _dtensor(local: torch.Tensor, mesh: DeviceMesh, placements: Any, like: torch.Tensor) -> DTensor:
@@ -313,16 +316,3 @@ def _nowhere(like: torch.Tensor) -> torch.Tensor:
     value = float("nan") if like.is_floating_point() or like.is_complex() else 0
     local = local_tensor(like) if isinstance(like, DTensor) else like
     return torch.full((), value, dtype=local.dtype, device=local.device).expand(like.shape)
-
-
-def _rekey(optimizer: Optimizer, form: Callable[[Any], Any]) -> None:
-    """Put another form of each parameter into an optimizer, in its groups and as keys of its state."""
-    for group in optimizer.param_groups:
-        group["params"][:] = [form(param) for param in group["params"]]
-    items = [(form(key), value) for key, value in optimizer.state.items()]
-    for _, values in items:
-        if isinstance(values, dict):
-            values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
-    optimizer.state.clear()
-    # A look-up by a parameter of before the first call has left an empty one.
-    optimizer.state.update((key, values) for key, values in items if values or key not in optimizer.state)

@@ -12,7 +12,7 @@ from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_cla
 from torch_testing_ext._torch.training import (
     below_torch_function,
     depends_on_places,
-    dtensor_of_class,
+    dtensor_like,
     is_read_of_number,
     local_tensor,
     reads_values,
@@ -46,15 +46,18 @@ class RestingTensor(DTensor):
     source: tuple[_Memory, int] | None
 
     @staticmethod
-    def of(dtensor: DTensor) -> "RestingTensor":
-        """The tensor with the memory of a DTensor."""
-        rests: RestingTensor = dtensor_of_class(RestingTensor, dtensor)
+    def of(dtensor: DTensor, local: torch.Tensor | None = None) -> "RestingTensor":
+        """A tensor like a DTensor, with its memory or that of another local tensor."""
+        local = local_tensor(dtensor) if local is None else local
+        rests: RestingTensor = dtensor_like(dtensor, local, RestingTensor)
         rests.pair, rests.is_away, rests.memory, rests.source = None, False, _Memory(), None
         return rests
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with below_torch_function(), _Operations():
+            if func == _GRADIENT.__get__ or func.__name__ in _SETTERS:
+                args[0]._admit(False)
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -91,11 +94,11 @@ class RestingTensor(DTensor):
 
     def as_dtensor(self) -> DTensor:
         """The DTensor with this memory."""
-        dtensor: DTensor = dtensor_of_class(DTensor, self)
+        dtensor: DTensor = dtensor_like(self, local_tensor(self))
         return dtensor
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        saved = dtensor_of_class(DTensor, self, self.requires_grad)
+        saved = dtensor_like(self, local_tensor(self), requires_grad=self.requires_grad)
         saved.__dict__.update(self.__dict__)
         return saved.__reduce_ex__(protocol)
 
@@ -200,6 +203,16 @@ def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTenso
     for tensor in written.values():
         local_tensor(tensor).copy_(local_tensor(rows(wholes[id(tensor)][1])))
     return pytrees.tree_map_only(torch.Tensor, resting, result)
+
+
+# Uses of a tensor that are no operations.
+_GRADIENT: Any = torch.Tensor.grad
+_SETTERS = "__set__", "requires_grad_"
+
+
+def at_rest(param: Any) -> Any:
+    """The DTensor of a parameter of calls, between them. Another parameter is what it is."""
+    return param.at_rest() if isinstance(param, AwayParameter) else param
 
 
 class AwayParameter(nn.Parameter):

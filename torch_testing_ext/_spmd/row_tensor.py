@@ -84,12 +84,14 @@ class RowTensor(torch.Tensor):
     whole: torch.Tensor | None
     # The memory of the whole gradient in an earlier call.
     memory: MemoryReference | None
+    # Of a state: what the optimizer has between calls, if it is no new one.
+    rest: Any
 
     @staticmethod
     def __new__(cls, owner: "RowTensors", param: torch.Tensor, rows: Rows, mine: torch.Tensor | None) -> Any:
         held = wrapper_of(cls, param)
         held.owner, held.param, held.rows, held.mine = owner, weakref.ref(param), rows, mine
-        held.local = held.whole = held.memory = None
+        held.local = held.whole = held.memory = held.rest = None
         return held
 
     @classmethod
@@ -121,12 +123,6 @@ class RowTensor(torch.Tensor):
             self.mine.copy_(self.rows.of(self.whole))
         return self.mine
 
-    def __getattribute__(self, name: str) -> Any:
-        # What torch reads without an operation.
-        if name in _READS:
-            return getattr(self.values(), name)
-        return super().__getattribute__(name)
-
     def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         return repr(self.values())
 
@@ -134,7 +130,13 @@ class RowTensor(torch.Tensor):
         return copy.deepcopy(self.values(), memo)
 
 
-_READS = frozenset(["numpy", "tolist", "data_ptr", "untyped_storage", "__reduce_ex__"])
+def _read(name: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self.values(), name)(*args, **kwargs)
+
+
+for _name in ("numpy", "tolist", "data_ptr", "untyped_storage", "__reduce_ex__"):
+    # Reads of values that are no operations.
+    setattr(RowTensor, _name, _read(_name))
 
 
 def _can_wait(target: Any, more: Any) -> bool:

@@ -9,11 +9,18 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.training import is_wrapped_by_scheduler, optimizer_has_hooks, outside_dynamo, version_of
+from torch_testing_ext._torch.training import (
+    is_wrapped_by_scheduler,
+    local_tensor,
+    optimizer_has_hooks,
+    outside_dynamo,
+    version_of,
+)
 
 from .agreement import CallPlace
 from .averaging import Averager
 from .resting import Resting, TwoForms
+from .resting_tensor import RestingTensor
 from .row_tensor import Gather, RowTensor, RowTensors, gather_rows
 
 # Each element of their updates depends on that element alone.
@@ -112,8 +119,10 @@ class RowUpdates:
         self.states.begin()
         for pair, values, name, value in itertools.chain.from_iterable(map(self._states, optimizers)):
             if isinstance(value, DTensor):
-                local = pair.local_of(value)
-                values[name] = local if pair.rows is None else self.states.hold(pair.plain, pair.rows, local)
+                values[name] = local = pair.local_of(value)
+                if pair.rows is not None:
+                    values[name] = held = self.states.hold(pair.plain, pair.rows, local)
+                    held.rest = value if isinstance(value, RestingTensor) else None
 
     @torch.no_grad()
     def leave(self, optimizers: Iterable[Optimizer]) -> None:
@@ -124,7 +133,11 @@ class RowUpdates:
                 if isinstance(value, RowTensor):
                     mine = value.current_rows()
                     assert mine is not None
-                    values[name] = self.resting.state_of_rows(pair, mine)
+                    if value.rest is not None and local_tensor(value.rest) is mine:
+                        value.rest.memory.writes += 1
+                        values[name] = value.rest
+                    else:
+                        values[name] = self.resting.state_of_rows(pair, mine)
                 elif pair.rows is None or on_rows:
                     values[name] = self.resting.state_at_rest(pair, value)
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from torch_testing_ext._torch.tensors import pytrees
+from torch_testing_ext._torch.training import below_torch_function
 
 from . import admission
 from .admission import Named
@@ -67,21 +68,21 @@ class StepEngine:
         self.averager.begin(history, step.mode.bucket_bytes)
         history.calls += 1
         try:
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), below_torch_function():
                 self._enter(step, history, found)
             result = _run(step, found, args, kwargs)
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), below_torch_function():
                 self._end(result)
         except BaseException as error:
             self.averager.fail()
-            with torch.inference_mode(False):
+            with torch.inference_mode(False), below_torch_function():
                 self._leave(found)
             clear = explained(error)
             if clear is error:
                 raise
             raise clear from error
         pairs = self.resting.pairs
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), below_torch_function():
             self._leave(found)
         return outward(result, pairs) if pairs else result
 
@@ -93,9 +94,11 @@ class StepEngine:
     def _enter(self, step: Any, history: StepHistory, found: FoundState) -> None:
         """Find the state of a call, meet the other ranks, and give it its values."""
         admission.admit_modules(found.modules)
-        self._admit_distributed(step.mode, found)
-        self.resting.enter(found)
         params, buffers = named_state(found)
+        for name, param in params:
+            if isinstance(param, DTensor):
+                admission.admit_distributed(name, param, self.meeting.world)
+        params = self.resting.enter(found, params)
         fresh = [(name, param) for name, param in params if self._is_new(param)]
         optimizers = [optimizer for optimizer in found.optimizers if optimizer not in self._optimizers]
         self._admit(step.mode, found, params, buffers, fresh)
@@ -116,11 +119,6 @@ class StepEngine:
             self._take_over(step, found, fresh, buffers, optimizers)
         if shares:
             broadcast(meeting, [buffer for _, buffer in buffers])
-
-    def _admit_distributed(self, mode: DataParallel, found: FoundState) -> None:
-        for name, param in named_state(found)[0]:
-            if isinstance(param, DTensor):
-                admission.admit_distributed(name, param, self.meeting.world, mode.parallel_style)
 
     def _is_new(self, param: torch.Tensor) -> bool:
         return self.averager.of(param) is None and id(param) not in self.resting.pairs
@@ -147,9 +145,9 @@ class StepEngine:
         admission.admit_tensors([*fresh, *buffers])
         in_modules = {id(param) for root in found.modules for param in root.parameters()}
         for name, param in params:
-            managed = self.averager.of(param)
-            if managed is not None and id(param) in in_modules and _has_rows(param):
-                admission.admit_style(name, managed.rows is not None, mode.parallel_style)
+            known = self.resting.pairs.get(id(param)) or self.averager.of(param)
+            if known is not None and id(param) in in_modules and _has_rows(param):
+                admission.admit_style(name, known.rows is not None, mode.parallel_style)
         if mode.parallel_style == "fully_shard" and fresh:
             kept = [("a tensor of the step", tensor) for tensor in found.tensors]
             admission.admit_sharing(fresh, [*params, *buffers, *kept])

@@ -17,23 +17,16 @@ def set_local_tensor(dtensor: Any, local: torch.Tensor) -> None:
     dtensor._local_tensor = local
 
 
-def dtensor_like(dtensor: Any, local: torch.Tensor) -> Any:
+def dtensor_like(dtensor: Any, local: torch.Tensor, cls: type | None = None, requires_grad: bool = False) -> Any:
     """A DTensor with the shape and placements of another one, without the cost of `from_local` (torch 2.5 to 2.15)."""
     from torch.distributed.tensor import DTensor
 
     if local.dtype != dtensor.dtype:
         mesh, placements = dtensor.device_mesh, dtensor.placements
         shape, stride = dtensor.shape, dtensor.stride()
-        return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return DTensor(local, dtensor._spec, requires_grad=False)  # type: ignore[no-untyped-call, unused-ignore]
-
-
-def dtensor_of_class(cls: type, dtensor: Any, requires_grad: bool = False) -> Any:
-    """A DTensor of a class with the local tensor of another one (torch 2.5 to 2.15)."""
-    from torch.distributed.tensor import DTensor
-
+        dtensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
     new: Any = DTensor.__new__
-    return new(cls, dtensor._local_tensor, dtensor._spec, requires_grad=requires_grad)
+    return new(cls or DTensor, local, dtensor._spec, requires_grad=requires_grad)
 
 
 def written_by(operation: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -87,6 +80,13 @@ class MemoryReference:
 
         self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._offset, self._kind = tensor.storage_offset(), (tensor.shape, tensor.stride(), tensor.dtype)
+
+    @staticmethod
+    def of_kept(tensor: torch.Tensor | None) -> "MemoryReference | None":
+        """A reference to the memory of a tensor, if something besides the tensor keeps it."""
+        if tensor is None or tensor.layout is not torch.strided or holders_of_memory(tensor) == 1:
+            return None
+        return MemoryReference(tensor)
 
     @property
     def is_alive(self) -> bool:

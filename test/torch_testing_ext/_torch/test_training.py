@@ -41,9 +41,10 @@ def test_dtensors_like_others():
     class Own(type(tensor)):
         pass
 
-    own = training.dtensor_of_class(Own, tensor, requires_grad=True)
-    assert type(own) is Own and own.requires_grad and not training.dtensor_of_class(Own, tensor).requires_grad
-    assert training.local_tensor(own) is training.local_tensor(tensor)
+    local = training.local_tensor(tensor)
+    own = training.dtensor_like(tensor, local, Own, requires_grad=True)
+    assert type(own) is Own and own.requires_grad and not training.dtensor_like(tensor, local, Own).requires_grad
+    assert training.local_tensor(own) is local
 
 
 @pytest.mark.parametrize(
