@@ -193,7 +193,7 @@ class Averager:
         backward.finish_by(functools.partial(self.finish))
         for number, managed in enumerate(self.managed):
             param = managed.param()
-            if param is None or managed.hook is None or isinstance(param, AwayParameter):
+            if param is None or managed.hook is None or type(param) is AwayParameter:
                 continue
             if not run_hook_last(param, managed.hook) and number == index:
                 # Hooks that were registered after ours run after it this time.

@@ -104,9 +104,7 @@ class RowBucket:
                 into.zero_()
             else:
                 rows.pack(dense(taken), into)
-        parts[:, -1] = meeting.world if flag else 0
-        # Before the sum, which float16 may not hold.
-        parts.div_(meeting.world)
+        parts[:, -1] = flag
         self._parts, self._received = parts, torch.empty_like(parts)
         self._work = dist.all_to_all_single(self._received.view(-1), parts.view(-1), group=meeting.group, async_op=True)
 
@@ -167,7 +165,7 @@ class BucketPlan:
     def fits(self) -> bool:
         """Whether the parameters are in this call, and still have the shapes and dtypes of the plan."""
         return all(
-            not isinstance(param, AwayParameter) and (param.shape, param.dtype, param.device) == kind
+            type(param) is not AwayParameter and (param.shape, param.dtype, param.device) == kind
             for param, kind in zip(self.params, self.kinds, strict=True)
         )
 

@@ -34,10 +34,11 @@ class Rows:
         return self.chunk * (whole.numel() // max(self.count, 1))
 
     def pack(self, whole: torch.Tensor, parts: torch.Tensor) -> None:
-        """Copy a whole tensor into a part for each rank. `parts` has a row of `width` elements for each."""
+        """Put what a whole tensor adds to a mean into a part for each rank: a row of `width` elements for each."""
         flat = whole.reshape(-1)
         missing = parts.numel() - flat.numel()
-        parts.copy_((nn.functional.pad(flat, (0, missing)) if missing else flat).view(parts.shape))
+        # Divided before the sum, which float16 may not hold.
+        torch.div((nn.functional.pad(flat, (0, missing)) if missing else flat).view(parts.shape), self.world, out=parts)
 
     def unpack(self, parts: torch.Tensor, whole: torch.Tensor) -> None:
         """Copy the parts of all ranks into a whole tensor."""

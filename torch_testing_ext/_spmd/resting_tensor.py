@@ -212,7 +212,7 @@ _SETTERS = "__set__", "requires_grad_"
 
 def at_rest(param: Any) -> Any:
     """The DTensor of a parameter of calls, between them. Another parameter is what it is."""
-    return param.at_rest() if isinstance(param, AwayParameter) else param
+    return param.at_rest() if type(param) is AwayParameter else param
 
 
 class AwayParameter(nn.Parameter):
