@@ -14,7 +14,7 @@ from torch_testing_ext._torch.training import is_in_backward, outside_dynamo
 
 LOW = (torch.float32, torch.float16, torch.bfloat16)
 # The forwards with which pipelines learn shapes: 2.13 runs a real microbatch, forward and backward.
-_LEARNS_SHAPES = ("_forward_metadata_inference", "_shape_inference")
+LEARNS_SHAPES = ("_forward_metadata_inference", "_shape_inference")
 
 
 def import_what_training_uses() -> None:
@@ -31,7 +31,7 @@ def is_training() -> bool:
         return False
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in _LEARNS_SHAPES:
+        if frame.f_code.co_name in LEARNS_SHAPES:
             return False
         frame = frame.f_back
     return True

@@ -1,9 +1,12 @@
 """Changes of torch as a future release might make them, each with the contract that must notice it."""
 
 import functools
+import gc
+import importlib
 import inspect
 import os
 import pickle
+import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,6 +241,101 @@ def other_order_of_messages() -> None:
     group.send = changed
 
 
+def recoded(function: Any, **changes: Any) -> None:
+    """Let the code of a function have another name, or be in another file."""
+    target = inspect.unwrap(function)
+    target.__code__ = target.__code__.replace(**changes)
+
+
+def moved_folder(name: str) -> None:
+    """Let the functions of a package be in files elsewhere."""
+    importlib.import_module(name)
+    folder = os.path.join("", *name.split("."), "")
+    for function in gc.get_objects():
+        if isinstance(function, types.FunctionType) and folder in function.__code__.co_filename:
+            function.__code__ = in_other_folder(function.__code__, folder)
+
+
+def in_other_folder(code: types.CodeType, folder: str) -> types.CodeType:
+    consts = (in_other_folder(each, folder) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    file = code.co_filename.replace(folder, f"{folder.rstrip(os.sep)}_v2{os.sep}")
+    return code.replace(co_filename=file, co_consts=tuple(consts))
+
+
+def other_function_of_backwards() -> None:
+    recoded(torch.autograd.graph._engine_run_backward, co_name="_run_engine")
+
+
+def other_files_of_ddp() -> None:
+    from torch.distributed import utils
+    from torch.nn.parallel import DistributedDataParallel
+
+    for function in (
+        *(DistributedDataParallel.__init__, utils._sync_module_states, utils._sync_params_and_buffers),
+        utils._verify_param_shape_across_processes,
+    ):
+        recoded(function, co_filename=os.path.join("torch", "nn", "parallel", "verification.py"))
+
+
+def other_hooks_of_ddp() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp: Any = DistributedDataParallel
+    register = ddp.register_comm_hook
+
+    def changed(model: Any, *args: Any) -> None:
+        register(model, *args)
+        model._registered_comm_hooks = model.__dict__.pop("_comm_hooks")
+
+    ddp.register_comm_hook = changed
+
+
+def other_function_that_learns_shapes() -> None:
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    stage: Any = PipelineStage
+    for name in ("_forward_metadata_inference", "_shape_inference"):
+        if hasattr(stage, name):
+            stage._infer_shapes = getattr(stage, name)
+            delattr(stage, name)
+
+
+def other_text_of_a_port() -> None:
+    stores: Any = dist
+    store = stores.TCPStore
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return store(*args, **kwargs)
+        except RuntimeError:
+            raise RuntimeError("The server socket could not be bound: another process has it.") from None
+
+    stores.TCPStore = changed
+
+
+def other_text_of_dtensor() -> None:
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    for function in vars(ShardingPropagator).values():
+        if isinstance(function, types.FunctionType):
+            words = " does not have a sharding strategy registered."
+            consts = tuple(" has no strategy." if each == words else each for each in function.__code__.co_consts)
+            recoded(function, co_consts=consts)
+
+
+def ranks_change_places() -> None:
+    def change(name: str, arguments: list[Any]) -> None:
+        if name == "send":
+            arguments[2], arguments[3] = arguments[3], arguments[2]
+
+    with_schemas(change)
+
+
+def other_names_of_groups() -> None:
+    name_of = C10D._process_group_name
+    C10D._process_group_name = lambda ranks, *args, **kwargs: f"g{name_of(ranks, *args, **kwargs)}"
+
+
 # By what changes: how, and the contract that is broken then, with its parameters.
 MUTATIONS: Mapping[str, tuple[Callable[[], None], str, Mapping[str, Any]]] = {
     "c10d::allreduce_ has one more argument": (
@@ -313,6 +411,37 @@ MUTATIONS: Mapping[str, tuple[Callable[[], None], str, Mapping[str, Any]]] = {
         "test_private_names",
         {"name": "torch._C._dispatch_keyset_full_after"},
     ),
+    "a backward runs in another function": (other_function_of_backwards, "test_frames_of_ddp", {}),
+    "DDP compares parameters in another file": (other_files_of_ddp, "test_frames_of_ddp", {}),
+    "DDP lists its hooks elsewhere": (other_hooks_of_ddp, "test_tensors_of_ddp", {}),
+    "a module calls its forward in another function": (
+        lambda: recoded(torch.nn.Module._call_impl, co_name="_call"),
+        "test_frame_of_a_module",
+        {},
+    ),
+    "checkpoints move to another folder": (
+        lambda: moved_folder("torch.distributed.checkpoint"),
+        "test_frames_of_checkpoints",
+        {},
+    ),
+    "pipelines learn shapes in another function": (
+        other_function_that_learns_shapes,
+        "test_functions_that_learn_shapes",
+        {},
+    ),
+    "a port in use is worded otherwise": (other_text_of_a_port, "test_text_of_a_port_in_use", {}),
+    "DTensor words its refusal otherwise": (other_text_of_dtensor, "test_texts_of_dtensor", {}),
+    "the dispatcher's send takes the tag before the rank": (
+        ranks_change_places,
+        "test_arguments_of_operations",
+        {"name": "send"},
+    ),
+    "the recorder joins backend and name otherwise": (
+        lambda: with_dump(lambda entry: entry.update(profiling_name=entry["profiling_name"].replace(":", "::"))),
+        "test_values_of_the_recorder",
+        {},
+    ),
+    "groups have names instead of numbers": (other_names_of_groups, "test_creation_goes_through_one_function", {}),
     "send takes the tag before the rank": (other_order_of_messages, "test_arguments_of_messages", {"name": "send"}),
 }
 

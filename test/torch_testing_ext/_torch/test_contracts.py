@@ -11,6 +11,7 @@ import pickle
 import platform
 import re
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ from kit.plain_groups import fake_world, two_groups, world_of_one
 from mutations import MUTATIONS
 
 import torch_testing_ext
-from torch_testing_ext._torch import compiler_state, replacing, torch_frames, training
+from torch_testing_ext._torch import compared_training, compiler_state, replacing, torch_frames, training
 from torch_testing_ext._torch.groups import gloo_messages, made_groups
 from torch_testing_ext._torch.groups.process_groups import made_groups_before
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
@@ -117,13 +118,14 @@ class Heard:
     """Hears of operations."""
 
     def __init__(self):
-        self.before_them, self.after_them = [], []
+        self.before_them, self.after_them, self.of_ddp = [], [], []
 
     def before(self, spec, args):
         issuer = torch_frames.issuer_of(sys._getframe(1))
         op = operation_hook.hook.reduce_op_of(spec, args)
         name = issuer.f_code.co_name
         self.before_them.append((spec.kind, op, operation_hook.group_of(spec, args), name))
+        self.of_ddp.append((torch_frames.is_awaited_in_cpp(issuer), torch_frames.is_of_reducer(issuer)))
         self.is_by_distributed = torch_frames.is_called_by_distributed(issuer)
         self.is_called_as = torch_frames.is_called_as(name, issuer)
 
@@ -239,6 +241,66 @@ def test_functions_of_join():
         code = code_of(getattr(owner, name))
         assert code.co_name in torch_frames.FOR_JOIN
         assert code.co_filename.endswith(torch_frames.FOR_JOIN[code.co_name]), code.co_filename
+
+
+@contract("--sanitize and whole worlds: what DDP waits for in C++ would count as never waited for")
+@in_own_process
+def test_frames_of_ddp():
+    """DDP issues operations from files, and in the function of autograd, by whose names we know them."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    heard = hooked()
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    made = len(heard.of_ddp)
+    assert made and {*heard.of_ddp} == {(True, False)}, heard.of_ddp
+    model(torch.ones(1)).sum().backward()
+    assert (False, True) in heard.of_ddp[made:], heard.of_ddp[made:]
+
+
+@contract("which modules the traffic of a program belongs to")
+def test_frame_of_a_module():
+    """The function that calls a module's forward has the module in a local variable, in a file that we know."""
+    found = []
+
+    class Noting(torch.nn.Module):
+        def forward(self, given):
+            found.extend(torch_frames.modules_of(sys._getframe()))
+            return given
+
+    module = Noting()
+    module(torch.ones(1))
+    assert found == [module], found
+
+
+@contract("whole worlds, whose checkpoints collect objects that differ from rank to rank")
+@in_own_process
+def test_frames_of_checkpoints():
+    """What saves a distributed checkpoint is in a folder of its own."""
+    from torch.distributed import checkpoint
+
+    found = []
+
+    class Part:
+        def state_dict(self):
+            found.append(torch_frames.is_in_checkpoint(sys._getframe()))
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save({"part": Part()}, checkpoint_id=folder, no_dist=True)
+    assert found == [True], found
+
+
+@contract("layouts: the microbatch by which a pipeline learns shapes would count as a step")
+def test_functions_that_learn_shapes():
+    """A stage of a pipeline learns shapes in a function that we know."""
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    found = [getattr(PipelineStage, name, None) for name in compared_training.LEARNS_SHAPES]
+    assert any(found), f"PipelineStage has none of {', '.join(compared_training.LEARNS_SHAPES)}"
+    assert all(code_of(each).co_name in compared_training.LEARNS_SHAPES for each in found if each)
 
 
 @contract("the sanitizer: it would not say which placements differ")
@@ -454,6 +516,27 @@ def test_creation_goes_through_one_function():
     assert (made[0][0], made[0][1], [*made[0][2]]) == ("0", 0, [])
     assert list(made[1][2]) == [0]
     assert group_creators.group_of_member(made[1][-1]) is group
+    # Only groups that all ranks make have numbers as names.
+    dist.new_group([0], use_local_synchronization=True)
+    assert [each[0].isdecimal() for each in made] == [True, True, False], [each[0] for each in made]
+
+
+@contract("what waits for peers that make a group: a rank that is no member would count as one")
+@in_own_process
+def test_creation_without_this_rank():
+    """A rank that is no member of a group has no number there."""
+    from torch_testing_ext._torch.groups import group_creators
+
+    made = []
+
+    def take_part(arguments, create):
+        made.append((arguments["group_rank"], create()))
+        return made[-1][-1]
+
+    group_creators.take_part(take_part)
+    fake_world()
+    dist.new_group([1, 2])
+    assert made[-1][0] is None and group_creators.group_of_member(made[-1][1]) is None, made[-1]
 
 
 @contract("the groups of every test")
@@ -794,6 +877,23 @@ def test_subclasses_of_tensors():
             self.a = a
 
     assert Made.__init__ is not torch.Tensor.__init__
+
+
+@contract("the comparison of replicas: models whose ranks differ on purpose would be told")
+@in_own_process
+def test_tensors_of_ddp():
+    """A DDP model lists its hooks, the buffers that it broadcasts and the parameters that it ignores."""
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    from torch_testing_ext._torch.tensors import replicated_tensors
+
+    world_of_one()
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    assert [replica.name for replica in replicated_tensors.tensors_of_ddp(model)] == ["weight", "bias"]
+    state = post_localSGD_hook.PostLocalSGDState(None, dist.group.WORLD, 10)
+    model.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+    assert replicated_tensors.tensors_of_ddp(model) == []
 
 
 # -- what the compiler of data parallel steps knows

@@ -12,12 +12,12 @@ def world_of_one() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-def fake_world(size: int = 4) -> None:
+def fake_world(size: int = 4, rank: int = 0) -> None:
     """Make a default group that does not communicate."""
     from torch_testing_ext._torch.groups import dataless_groups
 
     dataless_groups.register_fake_backend()
-    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=size)
+    dist.init_process_group("fake", store=dist.HashStore(), rank=rank, world_size=size)
 
 
 def two_groups(timeout: float = 10.0) -> list[Any]:

@@ -12,10 +12,10 @@ from kit.plain_groups import fake_world
 from torch_testing_ext._torch.tensors import dtensor_parts
 
 
-def mesh(*sizes, names=None):
+def mesh(*sizes, names=None, rank=0):
     from torch.distributed.tensor import init_device_mesh
 
-    fake_world(4)
+    fake_world(4, rank)
     return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
@@ -84,6 +84,39 @@ def test_parts_of_a_rank():
     before = dtensor_parts.spec_of(tensor)
     part = dtensor_parts.redistribute_local(tensor.to_local(), before, target, use_graph_based_transform=False)
     assert part.tolist() == [0, 1]
+
+
+def indices_on_all_ranks(sizes, placements):
+    """The rows and columns of a matrix of 7 x 3 that each of four ranks holds; None for all."""
+    from torch.distributed.tensor import DTensor
+
+    found = []
+    for rank in range(4):
+        grid = mesh(*sizes, rank=rank)
+        whole = {"run_check": False, "shape": torch.Size((7, 3)), "stride": (3, 1)}
+        tensor = DTensor.from_local(torch.zeros(1, 1), grid, placements, **whole)
+        indices = dtensor_parts.indices_of_local(tensor)
+        found.append(tuple(each if each is None else each.tolist() for each in indices))
+        torch.distributed.destroy_process_group()
+    return found
+
+
+@in_own_process
+def test_indices_of_parts():
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rows, strided = Shard(0), dtensor_parts.strided_shard(0, 2)
+    assert indices_on_all_ranks([4], [rows]) == [([0, 1], None), ([2, 3], None), ([4, 5], None), ([6], None)]
+    # The last rank has no column.
+    assert indices_on_all_ranks([4], [Shard(1)]) == [(None, [0]), (None, [1]), (None, [2]), (None, [])]
+    for held in (Replicate(), Partial()):
+        assert indices_on_all_ranks([2, 2], [held, rows]) == [([0, 1, 2, 3], None), ([4, 5, 6], None)] * 2
+        assert indices_on_all_ranks([2, 2], [held, held]) == [(None, None)] * 4
+    both = [([0, 1, 2, 3], [0, 1]), ([0, 1, 2, 3], [2]), ([4, 5, 6], [0, 1]), ([4, 5, 6], [2])]
+    assert indices_on_all_ranks([2, 2], [rows, Shard(1)]) == both
+    # Twice along the rows: from left to right, or as fully_shard does within tensor parallelism.
+    assert [each[0] for each in indices_on_all_ranks([2, 2], [rows, rows])] == [[0, 1], [2, 3], [4, 5], [6]]
+    assert [each[0] for each in indices_on_all_ranks([2, 2], [strided, rows])] == [[0, 1], [4, 5], [2, 3], [6]]
 
 
 @in_own_process
