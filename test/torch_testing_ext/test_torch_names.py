@@ -2,7 +2,6 @@
 
 import ast
 import sys
-import textwrap
 import unittest
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch_names  # noqa: E402
 
 
 def found_in(text):
-    return [finding.what for finding in torch_names.findings(ast.parse(textwrap.dedent(text)))]
+    return [finding.what for finding in torch_names.findings(ast.parse(text), frozenset(["_known"]))]
 
 
 def trees():
@@ -73,6 +72,15 @@ class TorchNamesTest(unittest.TestCase):
             ("def f(tensor):\n    return tensor._version", "uses tensor._version"),
             ("def f(func):\n    func()._schema.name", "uses func()._schema"),
             ("def f(step):\n    hasattr(step, '_wrapped')", "uses _wrapped of step"),
+            ("NAME = '_x'\ndef f(step):\n    getattr(step, NAME)", "uses _x of step"),
+            ("import torch\ngetattr(torch, f'_cuda_{name}')", "uses _cuda_ of torch"),
+            ("import torch\ngetattr(torch, '_' + name)", "uses _ of torch"),
+            ("operator.attrgetter('_version')(tensor)", "uses _version"),
+            ("import torch\ntorch.load(f, _quiet=True)", "passes _quiet to torch.load"),
+            ("def f(it):\n    match it:\n        case Spec(_mesh=mesh): pass", "uses _mesh"),
+            # torch's, although the file has one of this name.
+            ("def f(self):\n    self._known = 1\n    return other._known", "uses other._known"),
+            ("vars(parameter)['_known'] = True", "names _known"),
         ):
             with self.subTest(text):
                 self.assertEqual(found_in(text), [what])
@@ -84,17 +92,39 @@ class TorchNamesTest(unittest.TestCase):
             ("import torch\nsetattr(getattr(torch, n), 'x', f)", "replaces a part of getattr(torch, n)"),
             ("import torch\nmock.patch.object(torch.cuda, 'init', f)", "replaces a part of torch.cuda"),
             ("from torch import Tensor\nkind: Any = Tensor\nkind.item = f", "replaces kind.item"),
+            ("mock.patch('torch.distributed.barrier', f)", "replaces torch.distributed.barrier"),
+            ("import torch\nfor kind in (torch.Tensor, int):\n    kind.item = f", "replaces kind.item"),
+            ("import torch\na, b = torch, 1\na.manual_seed = f", "replaces a.manual_seed"),
+            ("import torch\nif c := torch.cuda:\n    c.init = f", "replaces c.init"),
+            ("cuda = sys.modules['torch.cuda']\ncuda.init = f", "replaces cuda.init"),
+            ("NAME = 'torch.cuda'\ncuda = importlib.import_module(NAME)\ncuda.init = f", "replaces cuda.init"),
         ):
             with self.subTest(text):
                 self.assertEqual(found_in(text), [what])
 
     def test_texts_of_errors(self):
-        text = """
-            try: f()
-            except RuntimeError as error:
-                if "timed out" in str(error): pass
-        """
-        self.assertEqual(found_in(text), ["reads the text of an error: 'timed out' in str(error)"])
+        in_handler = "try: f()\nexcept RuntimeError as error:\n    "
+        in_function = "def f(error: BaseException):\n    "
+        for text, what in (
+            (f"{in_handler}'timed out' in str(error)", "'timed out' in str(error)"),
+            (f"{in_handler}text = str(error)\n    text.startswith('x')", "text.startswith('x')"),
+            (f"{in_function}return re.search('x', str(error))", "re.search('x', str(error))"),
+            (f"{in_function}return error.args[0] == 'x'", "error.args[0] == 'x'"),
+        ):
+            with self.subTest(text):
+                self.assertEqual(found_in(text), [f"reads the text of an error: {what}"])
+
+    def test_names_of_frames_and_threads(self):
+        for text, what in (
+            ("frame.f_code.co_name == 'backward'", "reads the name of a frame: frame.f_code.co_name == 'backward'"),
+            ("NAMES = ('a', 'b')\ncode.co_name in NAMES", "reads the name of a frame: code.co_name in NAMES"),
+            ("code.co_filename.endswith('c.py')", "reads the name of a frame: code.co_filename.endswith('c.py')"),
+            ("frame.f_locals['self']", "reads frame.f_locals['self']"),
+            ("frame.f_locals.get('self')", "reads frame.f_locals.get('self')"),
+            ("name == 'pt_new_loop'", "names the thread pt_new_loop"),
+        ):
+            with self.subTest(text):
+                self.assertEqual(found_in(text), [what])
 
     def test_harmless(self):
         for text in (
@@ -106,6 +136,11 @@ class TorchNamesTest(unittest.TestCase):
             "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True",
             "def f(test):\n    test._testMethodName",
             "try: f()\nexcept OSError as error:\n    print(str(error))",
+            "code.co_filename == __file__",
+            "variables = frame.f_locals\nvariables['x']",
+            "def f(error: ImportError, other: Exception):\n    'x' in str(error)\n    str(other).strip()",
+            "import torch\nx = torch.ones(1)\nx.grad = None",
+            "getattr(test, '_torch_testing_ext_needs')",
         ):
             with self.subTest(text):
                 self.assertEqual(found_in(text), [])

@@ -136,7 +136,7 @@ class Resting:
         rest.is_away = True
         plain.requires_grad_(rest.requires_grad)
         plain.__dict__.update(rest.__dict__)
-        plain.__dict__.pop("_is_param", None)
+        module_parts.count_as_parameter(plain, False)
 
     @torch.no_grad()
     def fill(self) -> None:
@@ -232,7 +232,8 @@ class Resting:
         pair.written = rest.memory, rest.memory.writes
         rest.requires_grad_(plain.requires_grad)
         rest.__dict__.clear()
-        rest.__dict__.update(plain.__dict__, _is_param=True)
+        rest.__dict__.update(plain.__dict__)
+        module_parts.count_as_parameter(rest, True)
         pair.outer = storage_key(rest), id(local_tensor(rest))
         self._leave_gradient(pair, rest)
 

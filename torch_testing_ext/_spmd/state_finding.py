@@ -17,12 +17,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torch_testing_ext._torch.module_parts import OWN_OF_MODULES
+
 # Step -> self -> trainer -> model.
 DEPTH = 4
 # A container with more elements holds data.
 LONGEST = 256
-# The latter of recurrent modules.
-_OWN_OF_MODULE = frozenset((*vars(nn.Module()), "_flat_weights"))
 _LEAVES = (torch.device, torch.dtype, torch.Generator, types.BuiltinFunctionType, type(None), int, float, str, bytes)
 
 
@@ -90,7 +90,7 @@ def _roots(modules: list[nn.Module]) -> list[nn.Module]:
 def _inside(value: Any, names: set[str]) -> Iterable[Any]:
     """The objects to which `value` leads in one step. `names`: those in the code of the train step."""
     if isinstance(value, nn.Module):
-        return [inner for name, inner in vars(value).items() if name not in _OWN_OF_MODULE]
+        return [inner for name, inner in vars(value).items() if name not in OWN_OF_MODULES]
     if isinstance(value, dict):
         return [*value.values()] if len(value) <= LONGEST else ()
     if isinstance(value, (list, tuple, deque)):

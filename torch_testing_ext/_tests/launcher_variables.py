@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
+from torch_testing_ext._torch.signs import native_threads
+
 
 class LauncherVariables(NamedTuple):
     """The variables of one launcher; empty where it has none."""
@@ -42,8 +44,7 @@ LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
 # What starts the ranks of one machine for Slurm, Open MPI, MPICH and their kin. Linux cuts names after 15 letters.
 PROGRAMS = {
     "slurmstepd",
-    # torchrun, as a script and as its main thread is named.
-    *("torchrun", "pt_elastic"),
+    *native_threads.TORCHRUN,
     *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),
     *("mpiexec.hydra", "hydra_pmi_proxy"),
 }

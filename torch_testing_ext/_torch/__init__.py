@@ -4,7 +4,7 @@ It imports nothing of this package; every room may import it. Where a private na
 function gives the versions of torch in which it is known to work.
 
     replacing         the functions of torch that are replaced while something watches them
-    signs/            names of threads and texts of errors, for processes without torch
+    signs/            names of threads, texts of errors and keys of records, for processes without torch
     groups/           process groups: which have been made, what they record, how they fail, those of threads
     operations/       the operations of c10d, their works and their tensors, and hooks on them
     devices/          accelerators, options of the build, CUDA's state, the first use of a device

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-_DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
+from torch_testing_ext._torch.signs.recorded_entries import DECORATORS
+
 _OUR_FOLDER = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Not by an import: the rules read frames in processes that have not imported torch.
@@ -26,7 +27,7 @@ def is_of_torch(file: str) -> bool:
 
     So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
     """
-    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
+    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(DECORATORS)
 
 
 @functools.cache
@@ -130,6 +131,13 @@ def is_of_reducer(issuer: Any) -> bool:
 def call_of_objects(frame: Any) -> str:
     """The function of torch.distributed that makes an object of what it has received."""
     return str(frame.f_code.co_name)
+
+
+def is_in_method_of(owner: Any, frame: Any) -> bool:
+    """Whether a method of this object runs in a stack: its frame has the object as `self`."""
+    while frame is not None and frame.f_locals.get("self") is not owner:
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_in_checkpoint(frame: Any) -> bool:

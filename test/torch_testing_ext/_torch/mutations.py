@@ -441,6 +441,11 @@ MUTATIONS: Mapping[str, tuple[Callable[[], None], str, Mapping[str, Any]]] = {
         "test_values_of_the_recorder",
         {},
     ),
+    "torchrun gives its main thread another name": (
+        lambda: recoded(importlib.import_module("torch.distributed.run").run, co_consts=("agent",)),
+        "test_name_of_torchrun",
+        {},
+    ),
     "groups have names instead of numbers": (other_names_of_groups, "test_creation_goes_through_one_function", {}),
     "send takes the tag before the rank": (other_order_of_messages, "test_arguments_of_messages", {"name": "send"}),
 }

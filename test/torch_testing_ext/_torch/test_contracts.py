@@ -31,6 +31,7 @@ from torch_testing_ext._torch.groups import gloo_messages, made_groups
 from torch_testing_ext._torch.groups.process_groups import made_groups_before
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
 from torch_testing_ext._torch.signs import error_texts, native_threads
+from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
 
 C10D: Any = dist.distributed_c10d
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -395,14 +396,12 @@ def test_values_of_the_recorder():
 @in_own_process
 def test_types_in_the_recorder():
     """The recorder has torch's C++ names of types."""
-    from torch_testing_ext._collectives.records import raw_records
-
     world_of_one()
     types = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bfloat16", "bool")
     for name in types:
         dist.all_reduce(torch.ones(1, dtype=getattr(torch, name)))
-    names = [entry["input_dtypes"][0] for entry in recorded()["entries"]]
-    assert [raw_records.DTYPES.get(name, name.lower()) for name in names] == [*types], names
+    found = [RecordedEntry(entry).inputs for entry in recorded()["entries"]]
+    assert found == [(f"[1] {name}",) for name in types], found
 
 
 @contract("how ranks are started after a group was made in their parent")
@@ -657,6 +656,15 @@ def test_thread_of_a_store():
     server = stores.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     new = {name for name, _ in threads_of_process()} - before
     assert new and new <= {*native_threads.SERVING_THREADS}, (new, server)
+
+
+@contract("whether a pytest that torchrun has started counts as a rank")
+def test_name_of_torchrun():
+    """torchrun gives its main thread the name that we know."""
+    from torch.distributed import run
+
+    names = {each for each in code_of(run.run).co_consts if isinstance(each, str)}
+    assert names & {*native_threads.TORCHRUN}, f"run() names {', '.join(sorted(names))}"
 
 
 # -- texts of errors
@@ -960,6 +968,32 @@ def test_zero_grad():
     """`zero_grad` takes gradients away, unless it is told otherwise."""
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         assert inspect.signature(owner.zero_grad).parameters["set_to_none"].default is True
+
+
+@contract("spmd.compile: a sharded parameter would be no nn.Parameter between calls")
+def test_tensors_that_count_as_parameters():
+    """A tensor of another class is an nn.Parameter once it is marked."""
+    from torch_testing_ext._torch import module_parts
+
+    class Other(torch.Tensor):
+        pass
+
+    tensor = torch.ones(1).as_subclass(Other)
+    module_parts.count_as_parameter(tensor, True)
+    assert isinstance(tensor, torch.nn.Parameter)
+    module_parts.count_as_parameter(tensor, False)
+    assert not isinstance(tensor, torch.nn.Parameter)
+
+
+@contract("the comparison of replicas: each part of an optimizer such as ZeRO would count as a step")
+def test_frame_of_a_step():
+    """The hooks of an optimizer are called in a frame that has it as `self`."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    found = []
+    look = functools.partial(torch_frames.is_in_method_of, optimizer)
+    optimizer.register_step_pre_hook(lambda *_: found.append(look(sys._getframe(1))))
+    optimizer.step()
+    assert found == [True] and not look(sys._getframe())
 
 
 @contract("spmd.compile with recurrent modules")

@@ -108,6 +108,21 @@ def test_checkpoints():
     assert torch_frames.call_of_objects(stack(("gather_object", C10D))) == "gather_object"
 
 
+def test_methods_of_an_object():
+    class Stepping:
+        def step(self, other):
+            frame = sys._getframe()
+            return [torch_frames.is_in_method_of(each, frame) for each in (self, other)]
+
+        def step_of(self, other):
+            return other.step(self)
+
+    one, other = Stepping(), Stepping()
+    assert one.step(other) == [True, False]
+    # Also further out.
+    assert one.step_of(other) == [True, True]
+
+
 def test_join():
     join = os.path.join(TORCH, "distributed", "algorithms", "join.py")
     ddp = os.path.join(TORCH, "nn", "parallel", "distributed.py")

@@ -11,6 +11,7 @@ from torch_testing_ext._collectives.records.raw_records import pack_record, read
 from torch_testing_ext._process import system
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._tests.source_files import source_text
+from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, RankEnding, RankReport, hang
 from torch_testing_ext.launch.judging import judge
@@ -39,7 +40,7 @@ def recorded(*entries, groups=(ALL,), rank=0, is_whole=True):
         for at, members in enumerate(groups)
         if rank in members
     ]
-    issued = [read_entry(each, each["group"], each.get("site")) for each in entries]
+    issued = [read_entry(RecordedEntry(each), each["group"], each.get("site")) for each in entries]
     return make_record(rank, made, issued, is_whole)
 
 

@@ -8,8 +8,6 @@ The parent reads them. Ranks that agree are compared as they are; only of ranks 
 from __future__ import annotations
 
 import heapq
-import itertools
-import math
 import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._tests.source_files import is_head_of_function
+from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
 
 from .issued_calls import (
     Call,
@@ -34,23 +33,6 @@ from .issued_calls import (
     make_record,
     raised_for,
 )
-
-# The files of decorators around deprecated functions of torch.distributed, and of its context managers.
-_DECORATORS = ("/typing_extensions.py", "/contextlib.py")
-# The names that torch's C++ has for the types whose names differ in Python.
-DTYPES = {
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "Half": "float16",
-    "Float": "float32",
-    "Double": "float64",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
 
 
 def pack_record(
@@ -80,21 +62,8 @@ def pack_record(
 class _Entry(NamedTuple):
     """An entry of torch's flight recorder, with the number of its group among those of the rank, if that is sure."""
 
-    fields: Mapping[str, Any]
+    call: RecordedEntry
     number: int | None
-
-    @property
-    def group(self) -> str:
-        """The name of its group."""
-        return str(self.fields["process_group"][0])
-
-    @property
-    def created(self) -> int:
-        return int(self.fields["time_created_ns"])
-
-    @property
-    def backend(self) -> str:
-        return _backend_of(self.fields)
 
 
 class RawRecord:
@@ -130,52 +99,46 @@ class RawRecord:
 
     def _entries_of(self, dump: bytes, first: int) -> list[_Entry]:
         """The entries of a recorder that count: from this number on."""
-        entries: list[Mapping[str, Any]] = []
+        entries: list[RecordedEntry] = []
         if dump:
             content = pickle.loads(dump)
-            entries = content.get("entries", [])
+            entries = [RecordedEntry(fields) for fields in content.get("entries", [])]
             self._has_all_messages &= content.get("messages", True)
-        if entries and int(entries[0]["record_id"]) > first:
+        if entries and entries[0].number > first:
             self.is_whole = False
-        counting = [_Entry(fields, None) for fields in entries if fields["record_id"] >= first]
-        return self._with_groups(counting)
+        return self._with_groups([entry for entry in entries if entry.number >= first])
 
     def _has_gaps(self, sequences: Mapping[str, tuple[int, int, int]]) -> bool:
         """Whether the rank may have sent or received what is not noted. Each message uses up a number of its group.
 
         Those of the collectives do not count messages.
         """
-        in_groups = grouped((entry.group, entry) for entry in self._entries)
+        in_groups = grouped((entry.call.group, entry.call) for entry in self._entries)
         for name, (number, before, used_up) in sequences.items():
-            entries = in_groups.get(name, [])
-            messages = sum("message" in entry.fields and entry.fields["is_issued"] for entry in entries)
-            collectives = [entry.fields["collective_seq_id"] for entry in entries if not entry.fields["is_p2p"]]
-            if number != max(collectives, default=before) + used_up + messages:
+            calls = in_groups.get(name, [])
+            collectives = [call.sequence_number for call in calls if not call.is_p2p]
+            if number != max(collectives, default=before) + used_up + sum(call.is_issued for call in calls):
                 return True
         return False
 
     def _order_of_message(self, number: int) -> int | None:
         """The order of the message that has this number among the messages."""
-        return next(
-            (entry.fields["record_id"] for entry in self._entries if entry.fields.get("message") == number), None
-        )
+        return next((entry.call.number for entry in self._entries if entry.call.message == number), None)
 
-    def _with_groups(self, entries: Sequence[_Entry]) -> list[_Entry]:
+    def _with_groups(self, calls: Sequence[RecordedEntry]) -> list[_Entry]:
         """The entries with the number of their group: the latest one of that name, unless another one may have it."""
-        latest = [self._latest(entry.group, entry.created) for entry in entries]
+        latest = [self._latest(call.group, call.created) for call in calls]
         pairs = {
-            ((self._origin(number), entry.backend), entry.fields["pg_id"])
-            for entry, number in zip(entries, latest, strict=True)
+            ((self._origin(number), call.backend), call.group_id)
+            for call, number in zip(calls, latest, strict=True)
             if number is not None
         }
         ids_of = grouped(pairs)
-        numbers_of = grouped((pg_id, number) for number, pg_id in pairs)
+        numbers_of = grouped((group_id, number) for number, group_id in pairs)
         sure = {of for of, ids in ids_of.items() if len(ids) == 1 and len(numbers_of[ids[0]]) == 1}
         return [
-            entry._replace(number=number)
-            if number is not None and (self._origin(number), entry.backend) in sure
-            else entry
-            for entry, number in zip(entries, latest, strict=True)
+            _Entry(call, number if number is not None and (self._origin(number), call.backend) in sure else None)
+            for call, number in zip(calls, latest, strict=True)
         ]
 
     def _origin(self, number: int) -> int:
@@ -200,21 +163,19 @@ class RawRecord:
         """The calls in each group, with the properties that can be compared cheaply."""
         keys = keys_of(self.groups)
         calls: dict[GroupKey, list[tuple[Any, ...]]] = {}
-        for fields, number in self._entries:
-            if number is not None and not fields["is_p2p"]:
-                call = fields["profiling_name"], fields["input_sizes"], fields["input_dtypes"]
-                calls.setdefault(keys[number], []).append(call)
+        for call, number in self._entries:
+            if number is not None and not call.is_p2p:
+                calls.setdefault(keys[number], []).append(call.what_members_share)
         return calls
 
     def messages(self) -> Iterator[tuple[GroupKey, str, tuple[int | None, ...], tuple[Any, ...]]]:
         """The sends and receives: group, kind, source, target and tag as numbers, and what it is."""
         keys = keys_of(self.groups)
-        for fields, number in self._entries:
-            if number is not None and "message" in fields:
-                here, peer, kind = self.groups[number].index, fields["peer"], fields["profiling_name"].partition(":")[2]
-                source, target = (here, peer) if kind == "send" else (peer, here)
-                what = _agreement(fields, "", "message")
-                yield keys[number], kind, (source, target, fields["tag"]), what
+        for call, number in self._entries:
+            if number is not None and call.message is not None:
+                here = self.groups[number].index
+                source, target = (here, call.peer) if call.kind == "send" else (call.peer, here)
+                yield keys[number], call.kind, (source, target, call.tag), _agreement(call, "message")
 
     def record(self, rank: int) -> RankRecord:
         """All that the rank has issued, if this is its number."""
@@ -230,85 +191,49 @@ class RawRecord:
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised = self._raised()
-        for at, (fields, number) in enumerate(self._entries):
-            yield read_entry(fields, number, self._site(fields), at in raised)
+        for at, (call, number) in enumerate(self._entries):
+            yield read_entry(call, number, self._site(call), at in raised)
 
     def _raised(self) -> set[int]:
         """The entries after which something has raised."""
         if not self._errors:
             return set()
-        calls = grouped((entry.group, (entry.created, at)) for at, entry in enumerate(self._entries))
+        calls = grouped((call.group, (call.created, at)) for at, (call, _) in enumerate(self._entries))
         return {at for in_group in calls.values() for at in raised_for(in_group, self._errors)}
 
-    def _site(self, entry: Mapping[str, Any]) -> Site | None:
-        for frame in entry.get("frames", ()):
-            name = frame["filename"]
-            is_of_program = not name.startswith((self._folder, "<")) and not name.endswith(_DECORATORS)
-            if is_of_program and not is_head_of_function(name, frame["line"]):
-                return Site(name, frame["line"], frame["name"])
-        return None
+    def _site(self, call: RecordedEntry) -> Site | None:
+        places = (place for place in call.places(self._folder) if not is_head_of_function(*place[:2]))
+        return next((Site(*place) for place in places), None)
 
 
-# The backend of fake accelerators. gloo computes and records for it, and has this as the description of the group.
-_THROUGH_GLOO = "fakeccl"
-
-
-def _backend_of(entry: Mapping[str, Any]) -> str:
-    """The backend of the group that has issued the call: a group may have one for each kind of device."""
-    if _THROUGH_GLOO in entry.get("process_group", ()):
-        return _THROUGH_GLOO
-    return str(entry.get("profiling_name", "?")).rpartition(":")[0]
-
-
-def read_entry(entry: Mapping[str, Any], group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
+def read_entry(entry: RecordedEntry, group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
     """The call of an entry of torch's flight recorder. `group`: the number of its group among those of the rank."""
-    backend, _, kind = str(entry.get("profiling_name", "?")).rpartition(":")
-    # Of a scatter, only the root has inputs.
-    side = "output" if kind == "scatter" else "input"
-    shapes = tuple(str(list(size)) for size in entry.get(f"{side}_sizes") or ())
-    dtypes = [DTYPES.get(name, name.lower()) for name in entry.get(f"{side}_dtypes") or ()]
-    # There may be fewer types than shapes.
-    typed = itertools.zip_longest(shapes, dtypes[: len(shapes)], fillvalue="")
-    inputs = tuple(f"{shape} {dtype}".rstrip() for shape, dtype in typed)
-    timeout_ms = entry.get("timeout_ms")
-    is_retired = bool(entry.get("retired"))
-    state = entry.get("state")
-    # Another backend than gloo may not tell when a call is over: it is retired as soon as it is issued. gloo retires a
-    # call at its end, and leaves it "scheduled" all the same.
-    is_only_issued = backend != "gloo" and is_retired and state == "scheduled"
-    # It is retired before it is over, as a call of NCCL is at its time-out.
-    was_given_up = backend != "gloo" and state == "started"
-    is_message = "message" in entry
     call = Call(
-        kind=kind,
-        order=int(entry.get("record_id", 0)),
-        shapes=shapes,
-        inputs=inputs,
-        agreement=_agreement(entry, backend, kind),
-        peer=entry.get("peer"),
-        tag=int(entry.get("tag", 0)),
-        is_over=is_retired and not is_only_issued and not was_given_up,
-        timeout=timeout_ms / 1000 if timeout_ms else math.inf,
+        kind=entry.kind,
+        order=entry.number,
+        shapes=entry.shapes,
+        inputs=entry.inputs,
+        agreement=_agreement(entry, entry.kind),
+        peer=entry.peer,
+        tag=entry.tag,
+        is_over=entry.is_over,
+        timeout=entry.timeout,
         site=site,
         raised=raised,
-        is_p2p=bool(entry.get("is_p2p")),
-        tells_end="retired" in entry and not is_only_issued,
-        at=entry.get("time_created_ns", 0) / 1e9,
+        is_p2p=entry.is_p2p,
+        tells_end=entry.tells_end,
+        at=entry.created / 1e9,
     )
-    return CallInGroup(call, group, _backend_of(entry), knows_peer=is_message)
+    return CallInGroup(call, group, entry.backend, knows_peer=entry.message is not None)
 
 
-def _agreement(entry: Mapping[str, Any], backend: str, kind: str) -> tuple[Any, ...]:
+def _agreement(entry: RecordedEntry, kind: str) -> tuple[Any, ...]:
     """The properties that all members must agree on; the recorder knows no root, reduce operation or splits."""
-    inputs = tuple(math.prod(size) for size in entry.get("input_sizes") or ())
-    outputs = tuple(math.prod(size) for size in entry.get("output_sizes") or ())
-    input_types = tuple(entry.get("input_dtypes") or ())
-    output_types = tuple(entry.get("output_dtypes") or ())
-    if backend == "gloo" and kind == "scatter":
-        return kind, outputs, output_types
-    if (backend == "gloo" and kind in ("all_gather", "gather")) or "message" in entry:
-        return kind, inputs, input_types
-    return agreement_of(kind, inputs, input_types, output_types)
+    side = entry.compared_side
+    if side is not None:
+        return kind, *entry.sizes_and_types(side)
+    inputs, types = entry.sizes_and_types("input")
+    return agreement_of(kind, inputs, types, entry.sizes_and_types("output")[1])
 
 
 def _merged(recorded: list[list[_Entry]]) -> list[_Entry]:
@@ -317,8 +242,8 @@ def _merged(recorded: list[list[_Entry]]) -> list[_Entry]:
         return []
     if len(recorded) == 1:
         return recorded[0]
-    merged = heapq.merge(*recorded, key=lambda entry: entry.created)
-    return [entry._replace(fields={**entry.fields, "record_id": at}) for at, entry in enumerate(merged)]
+    merged = heapq.merge(*recorded, key=lambda entry: entry.call.created)
+    return [entry._replace(call=entry.call.numbered(at)) for at, entry in enumerate(merged)]
 
 
 def keys_of(groups: Sequence[GroupRecord]) -> list[GroupKey]:

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import torch
 
+from torch_testing_ext._torch.training import version_of
+
 # The addresses from the first to behind the last byte.
 Span: TypeAlias = tuple[int, int]
 # The most pieces of a tensor with gaps; one that has more is not compared with others.
@@ -34,20 +36,23 @@ class Buffer:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, counts: bool, is_input: bool = False, known: int | None = None) -> Buffer:
-        """`counts`: torch's counter of writes does not count what the operation does. `known`: see `_version`."""
-        version = _version(tensor, known) if counts else None
+        """`counts`: torch's counter of writes does not count what the operation does.
+
+        `known`: see `_version_of_all`.
+        """
+        version = _version_of_all(tensor, known) if counts else None
         return cls(tensor, version, _address(tensor), _digest(tensor) if is_input else None)
 
     @classmethod
     def alias(cls, tensor: torch.Tensor, site: int) -> Buffer:
         """A tensor that counts its own writes to the memory of a buffer."""
-        return cls(tensor, tensor._version, _address(tensor), site=site)
+        return cls(tensor, version_of(tensor), _address(tensor), site=site)
 
     def what_happened(self) -> str:
         """Describe what has been done to it since: "" if nothing is known."""
         if self.address != _address(self.tensor):
             return "resized or freed"
-        if self.version is not None and self.tensor._version != self.version:
+        if self.version is not None and version_of(self.tensor) != self.version:
             return "written through .data" if self.site else "written"
         if self.digest is not None and self.digest != _digest(self.tensor):
             return "written"
@@ -98,7 +103,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _version(tensor: torch.Tensor, known: int | None = None) -> int | None:
+def _version_of_all(tensor: torch.Tensor, known: int | None = None) -> int | None:
     """The version, which counts writes to all of a storage; None if the tensor is only a part of that.
 
     `known`: how many bytes of the storage are in use together with this tensor; unless given, its own.
@@ -106,7 +111,7 @@ def _version(tensor: torch.Tensor, known: int | None = None) -> int | None:
     if not has_memory(tensor) or tensor.is_inference():
         return None
     used = tensor.nbytes if known is None else known
-    return tensor._version if tensor.untyped_storage().nbytes() == used else None
+    return version_of(tensor) if tensor.untyped_storage().nbytes() == used else None
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 import warnings
 import weakref
 from collections import Counter
@@ -27,6 +26,7 @@ from torch_testing_ext._collectives.findings.diverged_replicas import END, Look,
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.tensors import replicated_tensors
 from torch_testing_ext._torch.tensors.replicated_tensors import Replica
+from torch_testing_ext._torch.torch_frames import is_in_method_of
 
 from .flying_buffers import digest_of_all
 from .operation_checks import Check
@@ -79,7 +79,7 @@ class ReplicaCheck(Check):
             self._key("DDP", owner, getattr(owner, "process_group", None))
 
     def _before(self, optimizer: Any, *_: object) -> None:
-        if self._outermost is None or not _is_inside(self._outermost):
+        if self._outermost is None or not is_in_method_of(self._outermost, sys._getframe(1)):
             self._outermost = optimizer
             self._look(optimizer, is_after=False)
 
@@ -169,8 +169,3 @@ def _text_of_group(group: Any) -> str | None:
     earlier = [(other.name, other.world) for other in made[:number]]
     generation = earlier.count((record.name, record.world))
     return json.dumps([record.name, record.description, record.members, generation, record.world])
-
-
-def _is_inside(optimizer: Any) -> bool:
-    """Whether a method of this optimizer is being called. Its step may have raised, so that it has no end."""
-    return any(frame.f_locals.get("self") is optimizer for frame, _ in traceback.walk_stack(sys._getframe(2)))

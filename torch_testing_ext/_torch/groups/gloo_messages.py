@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from torch_testing_ext._torch import replacing
+from torch_testing_ext._torch.signs.recorded_entries import THROUGH_GLOO
 from torch_testing_ext._torch.torch_frames import program_places
 
 from .collective_errors import errors
@@ -22,7 +23,7 @@ from .made_groups import noted_groups, numbers_of_groups, timeout_of_group
 # Taken before a test could replace it.
 _now = time.time_ns
 # The backends whose calls gloo records. That of fake accelerators is one: torch 2.15 would record them once more.
-RECORDED_BY_GLOO = ("gloo", "fakeccl")
+RECORDED_BY_GLOO = ("gloo", THROUGH_GLOO)
 _MOST_MESSAGES = 40_000
 # The methods of a group, with the kind of message and the names of their arguments: 2.11 to 2.15.
 METHODS_OF_MESSAGES = {

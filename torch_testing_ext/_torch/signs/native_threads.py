@@ -9,6 +9,10 @@ _EPOLL_WAIT = {"x86_64": "232", "aarch64": "22"}
 _OF_A_LOOP = (64, 10)
 
 
+# torchrun, as a script and as its main thread is named: 2.11 to 2.15.
+TORCHRUN = ("torchrun", "pt_elastic")
+
+
 def serves(name: str, syscall: str, machine: str) -> bool:
     """Whether a thread with this name, in this system call, matters only through the collectives which it completes."""
     return name in SERVING_THREADS or is_loop_of_connections(syscall, machine)

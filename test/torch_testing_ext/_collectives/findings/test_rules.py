@@ -15,6 +15,7 @@ from torch_testing_ext._collectives.proof.proof_of_hang import Evidence, ProofRu
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record, shared_groups
 from torch_testing_ext._collectives.records.raw_records import read_entry
 from torch_testing_ext._process import messages
+from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.judging import judge
@@ -50,7 +51,9 @@ def group(rank, members=ALL, name="0", description=None):
 
 
 def record(rank, groups, *entries, is_whole=True):
-    issued = [read_entry(each, each["group"], each["site"], each.get("raised", False)) for each in entries]
+    issued = [
+        read_entry(RecordedEntry(each), each["group"], each["site"], each.get("raised", False)) for each in entries
+    ]
     return make_record(rank, groups, issued, is_whole)
 
 

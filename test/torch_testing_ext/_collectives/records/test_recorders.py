@@ -19,10 +19,10 @@ from kit.files import subject
 
 from torch_testing_ext._collectives.findings.deadlocks import waiting_calls
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
-from torch_testing_ext._collectives.records import raw_records
 from torch_testing_ext._collectives.records.raw_records import pack_record, read_raw
 from torch_testing_ext._machine.fake_accelerator import registering
 from torch_testing_ext._torch.groups import flight_recorder, made_groups
+from torch_testing_ext._torch.signs import recorded_entries
 
 
 def entry(number, name, at, state="completed", retired=True, **more):
@@ -201,7 +201,7 @@ class TestAsked(unittest.TestCase):
     def test_gloo_records_for_fake_accelerators(self):
         """torch 2.15 records their calls by itself, too: each would count twice."""
         self.assertEqual(set(), flight_recorder.backends_of(object(), f"cpu:gloo,fakeacc:{registering.BACKEND}"))
-        self.assertEqual(raw_records._THROUGH_GLOO, registering.BACKEND)
+        self.assertEqual(recorded_entries.THROUGH_GLOO, registering.BACKEND)
 
     def test_a_real_recorder_of_another_backend(self):
         """torch 2.15 records those by a hook. Covered on a GPU by the check `hang-explained`."""
