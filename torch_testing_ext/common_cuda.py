@@ -8,7 +8,8 @@ import typing as _typing
 
 from torch_testing_ext._machine import cuda as _cuda, flags
 from torch_testing_ext._machine.cuda import *
-from torch_testing_ext._machine.cuda import (  # noqa: F401
+from torch_testing_ext._machine.cuda_support import *
+from torch_testing_ext._machine.cuda_versions import (  # noqa: F401
     cuda_version as _get_torch_cuda_version,
     magma_version as _get_magma_version,
     rocm_version as _get_torch_rocm_version,
@@ -22,9 +23,9 @@ from torch_testing_ext._testing.helpers.backend_settings import (
     tf32_on_and_off as tf32_on_and_off,
     with_tf32_off as with_tf32_off,
 )
-from torch_testing_ext._testing.marks.skips_by_architecture import (
+from torch_testing_ext._testing.marks.device_cycles import initialize_cuda_context_rng as initialize_cuda_context_rng
+from torch_testing_ext._testing.marks.failures_by_architecture import (
     TRITON_PTXAS_VERSION as TRITON_PTXAS_VERSION,
-    initialize_cuda_context_rng as initialize_cuda_context_rng,
     requires_triton_ptxas_compat as requires_triton_ptxas_compat,
     xfailCUDAIfSM89OrLaterOnWindows as xfailCUDAIfSM89OrLaterOnWindows,
     xfailIfDistributedNotSupported as xfailIfDistributedNotSupported,

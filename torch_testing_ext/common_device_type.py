@@ -18,9 +18,22 @@ from torch_testing_ext._testing.marks.device_types import (
     GIBIBYTE as GIBIBYTE,
     Decorator as Decorator,
     Target as Target,
-    deviceCountAtLeast as deviceCountAtLeast,
-    disablecuDNN as disablecuDNN,
-    disableMkldnn as disableMkldnn,
+    native_devices as _native_devices,
+    native_devices as native_devices,
+)
+from torch_testing_ext._testing.marks.dtypes_of_tests import (
+    dtypes as dtypes,
+    dtypesIfCPU as dtypesIfCPU,
+    dtypesIfCUDA as dtypesIfCUDA,
+    dtypesIfHPU as dtypesIfHPU,
+    dtypesIfMPS as dtypesIfMPS,
+    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
+    dtypesIfXPU as dtypesIfXPU,
+    precisionOverride as precisionOverride,
+    tol as tol,
+    toleranceOverride as toleranceOverride,
+)
+from torch_testing_ext._testing.marks.failures_by_device_type import (
     expectedFailure as expectedFailure,
     expectedFailureCPU as expectedFailureCPU,
     expectedFailureCUDA as expectedFailureCUDA,
@@ -30,9 +43,10 @@ from torch_testing_ext._testing.marks.device_types import (
     expectedFailureMPS as expectedFailureMPS,
     expectedFailureXLA as expectedFailureXLA,
     expectedFailureXPU as expectedFailureXPU,
+)
+from torch_testing_ext._testing.marks.only_on_devices import (
+    deviceCountAtLeast as deviceCountAtLeast,
     largeTensorTest as largeTensorTest,
-    native_devices as _native_devices,
-    native_devices as native_devices,
     onlyAccelerator as onlyAccelerator,
     onlyCPU as onlyCPU,
     onlyCUDA as onlyCUDA,
@@ -44,13 +58,24 @@ from torch_testing_ext._testing.marks.device_types import (
     onlyOn as onlyOn,
     onlyPRIVATEUSE1 as onlyPRIVATEUSE1,
     onlyXPU as onlyXPU,
-    skipCPUIf as skipCPUIf,
+)
+from torch_testing_ext._testing.marks.parametrized import (
+    compose_parametrize_fns as compose_parametrize_fns,
+    dtype_name as dtype_name,
+)
+from torch_testing_ext._testing.marks.skips_at_run import skipIfTorchDynamo as skipIfTorchDynamo
+from torch_testing_ext._testing.marks.skips_by_backend import (
+    disablecuDNN as disablecuDNN,
+    disableMkldnn as disableMkldnn,
     skipCPUIfNoLapack as skipCPUIfNoLapack,
     skipCPUIfNoMkl as skipCPUIfNoMkl,
     skipCPUIfNoMkldnn as skipCPUIfNoMkldnn,
-    skipCUDAIf as skipCUDAIf,
     skipCUDAIfNoCudnn as skipCUDAIfNoCudnn,
     skipCUDAIfNoMagma as skipCUDAIfNoMagma,
+)
+from torch_testing_ext._testing.marks.skips_by_device_type import (
+    skipCPUIf as skipCPUIf,
+    skipCUDAIf as skipCUDAIf,
     skipCUDAIfNotRocm as skipCUDAIfNotRocm,
     skipCUDAIfRocm as skipCUDAIfRocm,
     skipGPUIf as skipGPUIf,
@@ -70,23 +95,6 @@ from torch_testing_ext._testing.marks.device_types import (
     skipXPU as skipXPU,
     skipXPUIf as skipXPUIf,
 )
-from torch_testing_ext._testing.marks.dtypes_of_tests import (
-    dtypes as dtypes,
-    dtypesIfCPU as dtypesIfCPU,
-    dtypesIfCUDA as dtypesIfCUDA,
-    dtypesIfHPU as dtypesIfHPU,
-    dtypesIfMPS as dtypesIfMPS,
-    dtypesIfPRIVATEUSE1 as dtypesIfPRIVATEUSE1,
-    dtypesIfXPU as dtypesIfXPU,
-    precisionOverride as precisionOverride,
-    tol as tol,
-    toleranceOverride as toleranceOverride,
-)
-from torch_testing_ext._testing.marks.parametrized import (
-    compose_parametrize_fns as compose_parametrize_fns,
-    dtype_name as dtype_name,
-)
-from torch_testing_ext._testing.marks.skips import skipIfTorchDynamo as skipIfTorchDynamo
 
 if _typing.TYPE_CHECKING:
     device_type_test_bases: list[type[_device_type.DeviceTypeTestBase]]

@@ -54,6 +54,17 @@ from torch_testing_ext._testing.helpers.suite_checks import (
     with_dist_debug_levels as with_dist_debug_levels,
     with_nccl_blocking_wait as with_nccl_blocking_wait,
 )
+from torch_testing_ext._testing.marks.backend_needs import (
+    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
+    requires_accelerator_dist_backend as requires_accelerator_dist_backend,
+    requires_gloo as requires_gloo,
+    requires_mpi as requires_mpi,
+    requires_nccl as requires_nccl,
+    requires_nccl_shrink as requires_nccl_shrink,
+    requires_nccl_version as requires_nccl_version,
+    requires_ucc as requires_ucc,
+    requires_xccl as requires_xccl,
+)
 from torch_testing_ext._testing.marks.collective_platforms import (
     PLATFORM_SUPPORTS_SYMM_MEM as PLATFORM_SUPPORTS_SYMM_MEM,
     core_dumps_disabled as core_dumps_disabled,
@@ -67,31 +78,16 @@ from torch_testing_ext._testing.marks.collective_platforms import (
     tp_transports as tp_transports,
 )
 from torch_testing_ext._testing.marks.distributed_needs import (
-    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
     DDP_RANK_DEVICES as DDP_RANK_DEVICES,
     DistTestCases as DistTestCases,
     at_least_x_gpu as at_least_x_gpu,
     get_required_world_size as get_required_world_size,
-    import_transformers_or_skip as import_transformers_or_skip,
     nccl_skip_if_lt_x_gpu as nccl_skip_if_lt_x_gpu,
     require_n_gpus_for_nccl_backend as require_n_gpus_for_nccl_backend,
-    requires_accelerator_dist_backend as requires_accelerator_dist_backend,
     requires_ddp_rank as requires_ddp_rank,
-    requires_gloo as requires_gloo,
-    requires_mpi as requires_mpi,
-    requires_nccl as requires_nccl,
-    requires_nccl_shrink as requires_nccl_shrink,
-    requires_nccl_version as requires_nccl_version,
-    requires_ucc as requires_ucc,
     requires_world_size as requires_world_size,
-    requires_xccl as requires_xccl,
     skip_if_lt_x_gpu as skip_if_lt_x_gpu,
     skip_if_no_gpu as skip_if_no_gpu,
-    skip_if_odd_worldsize as skip_if_odd_worldsize,
-    skip_if_rocm as skip_if_rocm,
-    skip_if_rocm_multiprocess as skip_if_rocm_multiprocess,
-    skip_if_small_worldsize as skip_if_small_worldsize,
-    skip_if_win32 as skip_if_win32,
 )
 from torch_testing_ext._testing.marks.needs import (
     TEST_SKIPS as TEST_SKIPS,
@@ -106,13 +102,23 @@ from torch_testing_ext._testing.marks.needs_of_devices import (
     requires_peer_access as requires_peer_access,
     requires_sm as requires_sm,
 )
+from torch_testing_ext._testing.marks.platform_needs import (
+    import_transformers_or_skip as import_transformers_or_skip,
+    skip_if_rocm as skip_if_rocm,
+    skip_if_rocm_multiprocess as skip_if_rocm_multiprocess,
+    skip_if_win32 as skip_if_win32,
+)
 from torch_testing_ext._testing.marks.settings_of_tests import (
     collectives_may_differ as collectives_may_differ,
     sanitize as sanitize,
 )
-from torch_testing_ext._testing.marks.skips import (
+from torch_testing_ext._testing.marks.skips_at_run import (
     skip_but_pass_in_sandcastle as skip_but_pass_in_sandcastle,
     skip_but_pass_in_sandcastle_if as skip_but_pass_in_sandcastle_if,
+)
+from torch_testing_ext._testing.marks.world_size_needs import (
+    skip_if_odd_worldsize as skip_if_odd_worldsize,
+    skip_if_small_worldsize as skip_if_small_worldsize,
 )
 from torch_testing_ext._testing.sharded.wrapper_models import (
     SaveForwardInputsModel as SaveForwardInputsModel,

@@ -15,8 +15,8 @@ from torch_testing_ext._testing.bases.distributed_bases import run_subtests as r
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
 from torch_testing_ext._testing.helpers.stores_and_folders import FILE_SCHEMA as FILE_SCHEMA
+from torch_testing_ext._testing.marks.device_cycles import get_cycles_per_ms as get_cycles_per_ms
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS, TestSkip as TestSkip
-from torch_testing_ext._testing.marks.skips_by_architecture import get_cycles_per_ms as get_cycles_per_ms
 from torch_testing_ext._testing.sharded import fsdp_devices as _fsdp_devices
 from torch_testing_ext._testing.sharded.fsdp1_models import (
     AFTER as AFTER,

@@ -5,7 +5,6 @@ All of its fixtures are set up there. The new interpreter judges the test; what 
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
@@ -16,23 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from torch_testing_ext import launch
 from torch_testing_ext._process import messages, system
-from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._pytest_ranks.marks import SPEC
 from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.limited_commands import run_limited
-from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
-from torch_testing_ext._tests import notes
-from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext._testing.bases.rank_verdicts import RankError
 
 from . import pytest_internals
-from .reports import LONGEST_SECTION, TestReports
 from .standalone_process import PROCESS, FromStandalone, StandaloneTest
+from .standalone_verdict import judge, show
 
 _STACKS_TIMEOUT = 2.0
 # For the interpreter of a test in ranks to start and end, beyond the time limit of the ranks.
@@ -62,8 +55,8 @@ def run(item: Any, timeout: float | None) -> None:
         _write_test(item, directory)
         code, how, output = _run_process(item, directory, _limit(item, timeout))
         received = _messages(directory)
-        _show(item, received, output)
-        _judge(item, received, code, how)
+        show(item, received, output)
+        judge(item, received, code, how)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -141,54 +134,3 @@ def _messages(directory: Path) -> list[FromStandalone]:
         complete, _, _ = Path(directory, "messages").read_text(encoding="utf-8").rpartition("\n")
         return [messages.from_json(line, kinds) for line in complete.splitlines()]
     return []
-
-
-# -- the end
-
-
-def _show(item: Any, received: list[FromStandalone], output: str) -> None:
-    """Pass on captured output, properties and warnings."""
-    reports = [message.report for message in received if message.report]
-    if reports:
-        # The last one repeats the sections and properties of those before it.
-        _show_report(item, json.loads(reports[-1]))
-    rank_warnings.raise_again(message.warning for message in received if message.warning is not None)
-    for message in received:
-        notes.note_left_running(message.left_running)
-    if output.strip():
-        item.add_report_section("call", "stdout and stderr of the interpreter", cut_middle(output, LONGEST_SECTION))
-
-
-def _show_report(item: Any, report: dict[str, Any]) -> None:
-    """Pass on the sections and properties of a serialised report."""
-    for title, text in report.get("sections", ()):
-        name, _, when = title.removeprefix("Captured ").rpartition(" ")
-        item.add_report_section(when, name, cut_middle(text, LONGEST_SECTION))
-    for pair in report["user_properties"]:
-        item.user_properties.append(tuple(pair))
-
-
-def _judge(item: Any, received: list[FromStandalone], code: int | None, how: str) -> None:
-    """Raise unless the test has passed and all is over: by every report, and by the end of the process."""
-    __tracebackhide__ = True
-    hook = item.config.hook
-    reports = TestReports()
-    for message in received:
-        if message.report:
-            data = json.loads(message.report)
-            reports.add(hook.pytest_report_from_serializable(config=item.config, data=data))
-    expected_code = 0
-    for judged in reports.judge():
-        if judged.outcome.is_failure and judged.passed_against_xfail and pytest_internals.is_marked_xfail(item):
-            # pytest says the same here, when the test has passed.
-            expected_code = 1
-        elif judged.outcome.is_failure and not judged.is_unfinished:
-            during = f"in its {judged.phase}: " if judged.phase else ""
-            raise RankFailure(f"{during}{judged.title}\n\n{judged.text}")
-    if code != expected_code or reports.missing():
-        refusals = "\n".join(message.refusal for message in received if message.refusal)
-        raise RankError(f"the interpreter of this standalone test {how}\n\n{refusals}".strip())
-    if judged.outcome is TestOutcome.EXPECTED_FAILURE:
-        raise pytest.xfail.Exception(judged.reason)
-    if judged.outcome is TestOutcome.SKIPPED:
-        raise pytest_internals.skip_at_test(judged.reason)

@@ -27,7 +27,8 @@ from torch_testing_ext._collectives.findings.abandoned_calls import latest_call_
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records.issued_calls import INIT, RankRecord
 from torch_testing_ext._process.ends import describe_exit
-from torch_testing_ext._process.logs import cut, warnings_once, without_accidents, without_colours, without_own_number
+from torch_testing_ext._process.logs import cut, without_colours
+from torch_testing_ext._process.same_texts import warnings_once, without_accidents, without_own_number
 from torch_testing_ext._process.words import MOST_LINES, group_by, grouped
 from torch_testing_ext._tests.source_files import is_library, source_text
 from torch_testing_ext._torch.signs.error_texts import without_cpp_place

@@ -17,7 +17,8 @@ from torch_testing_ext._collectives.findings.uneven_calls import differences, fi
 from torch_testing_ext._collectives.proof.store_waits import suspected_creation
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._process.ends import describe_exit
-from torch_testing_ext._process.logs import cut_middle, warnings_once, without_accidents, without_own_number
+from torch_testing_ext._process.logs import cut_middle
+from torch_testing_ext._process.same_texts import warnings_once, without_accidents, without_own_number
 from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of, verb_for
 from torch_testing_ext._tests.outcomes import TestOutcome

@@ -200,7 +200,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
 
     With `--about`, prints what a report of a bug needs instead.
     """
-    from torch_testing_ext.runner.report import journal, remake_reports
+    from torch_testing_ext.runner.report import journal, journal_reader, remake_reports
 
     from .run_session import exit_code_with
 
@@ -214,7 +214,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
         print(*about.lines_about(os.environ, place), sep="\n")
         return ExitCode.PASSED
     try:
-        run = journal.read_journal(journal.find_journal(place))
+        run = journal_reader.read_journal(journal_reader.find_journal(place))
     except journal.JournalError as error:
         raise UsageError(str(error)) from None
     reporters = remake_reports(options, sys.stdout, os.environ, run)

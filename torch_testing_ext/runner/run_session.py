@@ -31,7 +31,8 @@ from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import NOWHERE, all_files, relative_to, test_files
 from torch_testing_ext.runner.scheduling.forecasts import forecast
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import Plan, describe_undeclared, plan, priority, without_result
+from torch_testing_ext.runner.scheduling.missing_results import describe_undeclared, without_result
+from torch_testing_ext.runner.scheduling.plan import Plan, plan, priority
 from torch_testing_ext.runner.scheduling.selection import Selection
 from torch_testing_ext.runner.scheduling.shards import shard
 from torch_testing_ext.runner.scheduling.unit_queue import Priority, Queue, typical_seconds
@@ -476,7 +477,7 @@ def _each_once(*groups: Iterable[str]) -> tuple[str, ...]:
 def _sign_of_life(policy: Policy) -> Reporter:
     """Shows on the terminal that files are imported, although stdout may be for a program."""
     from torch_testing_ext.runner.report import make_status
-    from torch_testing_ext.runner.report.console_layout import is_terminal
+    from torch_testing_ext.runner.report.console_style import is_terminal
     from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 
     if not is_terminal(sys.stderr, os.environ):

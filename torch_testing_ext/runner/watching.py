@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.runner.engine.signals_and_keys import keys
-from torch_testing_ext.runner.report.console_layout import is_terminal
+from torch_testing_ext.runner.report.console_style import is_terminal
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files

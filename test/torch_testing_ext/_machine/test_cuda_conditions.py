@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from kit.ranks import OneRank
 
-from torch_testing_ext._machine import accelerators, cuda, flags
+from torch_testing_ext._machine import accelerators, cuda, cuda_support, flags
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
 OVERRIDE = "PYTORCH_DEBUG_FLASH_ATTENTION_GCN_ARCH_OVERRIDE"
@@ -70,7 +70,8 @@ class CudaConditionsTest(OneRank):
             mock.patch.object(accelerators, "cuda_properties", lambda: properties),
             mock.patch.object(flags, "flag", test_flags.get),
         ):
-            theirs, ours = (conditions(importlib.reload(module)) for module in (common_cuda, cuda))
+            theirs = conditions(importlib.reload(common_cuda))
+            ours = conditions(importlib.reload(cuda)) | conditions(importlib.reload(cuda_support))
             names = sorted(theirs.keys() & ours.keys())
             self.assertGreater(len(names), 35)
             self.assertEqual(

@@ -18,11 +18,11 @@ from kit.files import subject
 from kit.processes import output_of_python
 
 from torch_testing_ext import common_distributed, common_utils
-from torch_testing_ext._machine import accelerators, cuda, flags
+from torch_testing_ext._machine import accelerators, cuda, cuda_support, cuda_versions, flags
 from torch_testing_ext._process import system
 from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._testing.bases import ranked_test_case
-from torch_testing_ext._testing.marks import distributed_needs
+from torch_testing_ext._testing.marks import backend_needs
 from torch_testing_ext._torch.devices import accelerator_state, build_options, first_accelerator_use
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -304,30 +304,35 @@ class TestDevices(TestCase):
 class TestConditions(TestCase):
     """What common_cuda and the flags ask, on machines that are not here."""
 
+    @contextlib.contextmanager
     def on(self, **true):
         """A context in which these flags are true, and no other."""
-        return mock.patch.object(cuda, "flag", lambda name: true.get(name, False))
+        with (
+            mock.patch.object(cuda, "flag", lambda name: true.get(name, False)),
+            mock.patch.object(cuda_support, "flag", lambda name: true.get(name, False)),
+        ):
+            yield
 
     def test_nothing_is_asked_of_cuda_without_it(self):
         with self.on(), mock.patch.object(accelerators, "cuda_properties", side_effect=AssertionError):
             answers = [cuda.evaluate_gfx_arch_within(["gfx942"]), cuda._is_jetson(), cuda._has_cudnn()]
             self.assertEqual([*answers, cuda.first_device(), cuda._cudnn_version()], [False] * 3 + [None, 0])
-            self.assertFalse(cuda.evaluate_platform_supports_flash_attention())
+            self.assertFalse(cuda_support.evaluate_platform_supports_flash_attention())
 
     def test_flash_attention_on_other_devices(self):
         for model, expected in ((0xE20B, True), (0x0BD5, False)):
             with self.on(TEST_XPU=True), mock.patch.object(accelerators, "xpu_device_id", lambda model=model: model):
-                self.assertEqual(cuda._xpu_has_flash_attention(), expected)
-        with mock.patch.object(cuda, "PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU", True), self.on(TEST_XPU=True):
-            self.assertTrue(cuda.evaluate_platform_supports_flash_attention())
-            self.assertTrue(cuda.evaluate_platform_supports_mx_gemm())
+                self.assertEqual(cuda_support._xpu_has_flash_attention(), expected)
+        with mock.patch.object(cuda_support, "PLATFORM_SUPPORTS_FLASH_ATTENTION_XPU", True), self.on(TEST_XPU=True):
+            self.assertTrue(cuda_support.evaluate_platform_supports_flash_attention())
+            self.assertTrue(cuda_support.evaluate_platform_supports_mx_gemm())
         with self.on(TEST_MTIA=True):
-            self.assertTrue(cuda.evaluate_platform_supports_flash_attention())
+            self.assertTrue(cuda_support.evaluate_platform_supports_flash_attention())
 
     def test_version_of_magma(self):
         for built_with, expected in (("CUDA 12\n  - Magma 2.6.1\n  - x", (2, 6, 1)), ("", (0, 0))):
             with mock.patch("torch.__config__.show", return_value=built_with):
-                self.assertEqual(cuda.magma_version(), expected)
+                self.assertEqual(cuda_versions.magma_version(), expected)
 
     def test_triton_is_told_of_the_device(self):
         """So that it does not initialise CUDA."""
@@ -359,11 +364,11 @@ class TestConditions(TestCase):
         with (
             mock.patch.object(accelerators, "accelerator_type", lambda: "cuda"),
             mock.patch("torch.distributed.is_nccl_available", lambda: True),
-            mock.patch.object(distributed_needs.c10d, "is_nccl_available", lambda: True),
+            mock.patch.object(backend_needs.c10d, "is_nccl_available", lambda: True),
             mock.patch.object(torch.cuda.nccl, "version", lambda: (2, 20)),
         ):
             for version, skips in (((2, 21), True), ((2, 20), False)):
-                decorated = distributed_needs.requires_nccl_version(version, "why")(type("Test", (), {}))
+                decorated = backend_needs.requires_nccl_version(version, "why")(type("Test", (), {}))
                 self.assertEqual(getattr(decorated, "__unittest_skip__", False), skips)
 
 

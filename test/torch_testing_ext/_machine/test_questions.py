@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from torch_testing_ext._machine import accelerators, cuda
-from torch_testing_ext._testing.marks import needs, skips_by_architecture
+from torch_testing_ext._testing.marks import device_cycles, failures_by_architecture, needs, skips_by_architecture
 from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext._torch.devices import build_options, cuda_state
 
@@ -106,31 +106,31 @@ class TestConclusions(unittest.TestCase):
     def test_a_jetson_collects_garbage_first(self):
         for is_jetson in (True, False):
             with (
-                mock.patch.object(skips_by_architecture, "flag", {"IS_JETSON": is_jetson}.get),
+                mock.patch.object(device_cycles, "flag", {"IS_JETSON": is_jetson}.get),
                 mock.patch.object(torch.cuda, "empty_cache") as empty_cache,
             ):
-                self.assertEqual(skips_by_architecture.gcIfJetson(lambda number: number + 1)(3), 4)
+                self.assertEqual(device_cycles.gcIfJetson(lambda number: number + 1)(3), 4)
             self.assertEqual(empty_cache.called, is_jetson)
 
     def test_random_numbers_of_every_device(self):
-        self.addCleanup(skips_by_architecture.initialize_cuda_context_rng.cache_clear)
-        skips_by_architecture.initialize_cuda_context_rng.cache_clear()
+        self.addCleanup(device_cycles.initialize_cuda_context_rng.cache_clear)
+        device_cycles.initialize_cuda_context_rng.cache_clear()
         with (
-            mock.patch.object(skips_by_architecture, "flag", lambda name: False),
+            mock.patch.object(device_cycles, "flag", lambda name: False),
             self.assertRaisesRegex(AssertionError, "CUDA must"),
         ):
-            skips_by_architecture.initialize_cuda_context_rng()
+            device_cycles.initialize_cuda_context_rng()
         with (
-            mock.patch.object(skips_by_architecture, "flag", lambda name: True),
+            mock.patch.object(device_cycles, "flag", lambda name: True),
             mock.patch.object(torch.cuda, "device_count", lambda: 2),
             mock.patch.object(torch, "randn") as randn,
         ):
-            skips_by_architecture.initialize_cuda_context_rng()
+            device_cycles.initialize_cuda_context_rng()
         self.assertEqual([call.kwargs["device"] for call in randn.call_args_list], ["cuda:0", "cuda:1"])
 
     def test_triton(self):
         """On a device, a test without Triton skips; on the CPU it is tried."""
-        test = skips_by_architecture.xfailIfNoAcceleratorTriton(lambda device: device)
+        test = failures_by_architecture.xfailIfNoAcceleratorTriton(lambda device: device)
         with mock.patch.object(fsdp_parts, "has_triton", lambda: False):
             self.assertEqual(test(device="cpu"), "cpu")
             with self.assertRaisesRegex(unittest.SkipTest, r"Triton not available \(device='cuda:1'\)"):

@@ -19,7 +19,7 @@ from torch_testing_ext._process.channels import socket_pair
 from torch_testing_ext.runner import events
 from torch_testing_ext.runner.cluster.agent_messages import PrepareNode
 from torch_testing_ext.runner.cluster.cluster_site import ClusterSite
-from torch_testing_ext.runner.cluster.slurm import CommandLauncher
+from torch_testing_ext.runner.cluster.slurm_allocation import CommandLauncher
 from torch_testing_ext.runner.engine.engine import Engine
 from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import NodeOfRun

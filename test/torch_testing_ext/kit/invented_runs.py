@@ -23,7 +23,7 @@ from torch_testing_ext.runner.events import (
 )
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Lease, Policy, RankLog, Summary, Test, TestId, Unit
 from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.console_layout import Styler
+from torch_testing_ext.runner.report.console_style import Styler
 from torch_testing_ext.runner.report.recorder import Recorder
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 

@@ -14,7 +14,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, RunEnded, Stopping
 from torch_testing_ext.runner.model import FinishedTest, OmittedTest, RunHeader, Test, TestId
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.report import journal
+from torch_testing_ext.runner.report import journal, journal_writer
 from torch_testing_ext.runner.run_files.run_file import RunFacts, StoredRun, digest_of, write_run_file
 from torch_testing_ext.runner.run_files.writing import bodies_of
 
@@ -58,7 +58,7 @@ def stored_run(
     lost = tuple(Test(id_of(name)) for name in unfinished)
     with TemporaryDirectory() as folder:
         place = Path(folder, journal.NAME)
-        writer = journal.Journal(place, journal.header_of(Options()), print)
+        writer = journal_writer.Journal(place, journal.header_of(Options()), print)
         writer.on_event(Collected(tuple(OmittedTest(id_of(name), why) for name, why in left_out)))
         for event in run_events(finished, **run):
             if isinstance(event, RunBegan):

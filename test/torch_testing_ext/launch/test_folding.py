@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kit.verdicts import CASE, but, failed, passed, raised, stopped, victim, world
 
-from torch_testing_ext._process.logs import warnings_once, without_accidents
+from torch_testing_ext._process.same_texts import warnings_once, without_accidents
 from torch_testing_ext.launch import Cause
 from torch_testing_ext.launch.judging import judge
 

@@ -39,14 +39,14 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
 from torch_testing_ext.launch import accounts
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warned_in_rank
 from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.kept_ranks import KeptRanks
-    from torch_testing_ext.launch.persistent_ranks import Task
+    from torch_testing_ext.launch.tasks_of_rank import Task
 from torch_testing_ext._testing.bases.global_state import GlobalStateWarning, changes_of_state, snapshot
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -403,7 +403,7 @@ class _InPlace(launched_ranks.InPlace):
 
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
-    from torch_testing_ext.launch.persistent_ranks import tasks
+    from torch_testing_ext.launch.tasks_of_rank import tasks
 
     def body() -> None:
         cls.rank, cls.world_size = context.rank, context.world_size
@@ -425,7 +425,7 @@ def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     before = snapshot()
     accounts.forget_memory_of_this_process()
     with rank_accounts.recorded_account(task.account, cls.failureException):
-        with rank_warnings.recorded_warnings(task.account):
+        with warned_in_rank.recorded_warnings(task.account):
             cls._run_test_given_id(task.name)
         task.account.passed()
     if changes := changes_of_state(before, snapshot()):

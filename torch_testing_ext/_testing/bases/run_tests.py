@@ -6,13 +6,11 @@ import argparse
 import os
 import subprocess
 import sys
-import traceback
 import unittest
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from types import FrameType, SimpleNamespace
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 from torch_testing_ext._machine import random_state
 from torch_testing_ext._process import shell_words, signals, user_commands
@@ -26,15 +24,14 @@ from torch_testing_ext._testing.bases.tests_for_pytest import (
 )
 from torch_testing_ext._torch import imported_garbage
 
+from .exit_guard import EXIT_FAILED, ExitGuard
+
 # Keeps these frames out of unittest's tracebacks.
 __unittest = True
 
-EXIT_FAILED = 1
 # As in unittest since Python 3.12.
 EXIT_NO_TESTS = 5
 EXIT_INTERRUPTED = 130
-# The other exec functions call one of these two.
-_ENDING = ("_exit", "execv", "execve")
 
 
 def run_tests(argv: Sequence[str] | None = None) -> None:
@@ -298,77 +295,3 @@ def _run_each_alone(argv: list[str], seed: int | None) -> int:
         print(f"failed: {_name_of(test)}: {_explain_left_out(test)}", file=sys.stderr)
     print(f"Ran {len(names)} tests, each in a process of its own: {len(failed)} failed.", file=sys.stderr)
     return EXIT_FAILED if failed or _Runner.left_out else 0
-
-
-# -- the end of the process
-
-
-class ExitGuard:
-    """Keeps a test from ending `python test_file.py` as if it had passed.
-
-    Only the exit code of that process says how its tests ended, and os._exit(0) in a test, a tear-down or an atexit
-    function would replace it. So this stands in for the functions of `os` that end or replace a process, from `install`
-    to the end of the process. A child that a test forks ends as it likes. The runner needs no guard: it asks the
-    processes of its tests whether everything was over.
-    """
-
-    def __init__(self) -> None:
-        # The test or fixture that is running.
-        self.running = ""
-        # The exit code of the process, unless it exits with another; None while tests run.
-        self.code: int | None = 0
-        self._pid = os.getpid()
-        self._originals = {name: getattr(os, name) for name in _ENDING}
-
-    def install(self) -> None:
-        stand_ins = {name: self._instead_of(name, original) for name, original in self._originals.items()}
-        for name, stand_in in stand_ins.items():
-            setattr(os, name, stand_in)
-
-        def remove_in_child() -> None:
-            for name, stand_in in stand_ins.items():
-                # A test may have replaced it for a while.
-                if getattr(os, name) is stand_in:
-                    setattr(os, name, self._originals[name])
-
-        os.register_at_fork(after_in_child=remove_in_child)
-
-    def _instead_of(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the stand-in for a function of `os` that ends or replaces the process."""
-
-        def guarded(*arguments: Any, **options: Any) -> Any:
-            # A child may still have it from before the fork, as the target of a Process.
-            if os.getpid() != self._pid:
-                return original(*arguments, **options)
-            # A rank of a launcher that ends since it cannot go on has said why.
-            if self.code is None and not _is_ours(sys._getframe(1)):
-                self._explain(name)
-            elif self.code is not None and name != "_exit":
-                return original(*arguments, **options)
-            status = options.get("status", 0)
-            if name == "_exit" and arguments:
-                status = arguments[0]
-            code = EXIT_FAILED if self.code is None else self.code
-            self._exit(status or code)
-
-        return guarded
-
-    def _exit(self, code: int) -> NoReturn:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        self._originals["_exit"](code)
-        raise AssertionError("the process has ended")
-
-    def _explain(self, name: str) -> None:
-        where = f" in {self.running}" if self.running else ""
-        stack_of_caller = traceback.walk_stack(sys._getframe())
-        frames = [(frame, line) for frame, line in stack_of_caller if not _is_ours(frame)]
-        stack = "".join(reversed(traceback.StackSummary.extract(frames).format()))
-        text = f"\nos.{name}() ended the tests before they were over{where}. It was called here:\n{stack}\n"
-        with suppress(OSError):
-            os.write(2, text.encode(errors="backslashreplace"))
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return "__unittest" in frame.f_globals or frame.f_globals.get("__name__", "").startswith("torch_testing_ext.")

@@ -16,8 +16,9 @@ from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._testing.bases.rank_accounts import call_test_method
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.helpers.contexts import disable_gc, set_warn_always_context
-from torch_testing_ext._testing.helpers.equality import Rules, find_difference
-from torch_testing_ext._testing.marks.skips import check_slow_or_fast
+from torch_testing_ext._testing.helpers.equality import find_difference
+from torch_testing_ext._testing.helpers.equality_rules import Rules
+from torch_testing_ext._testing.marks.skips_at_run import check_slow_or_fast
 from torch_testing_ext._torch import function_modes
 
 # Keeps these frames out of unittest's tracebacks.

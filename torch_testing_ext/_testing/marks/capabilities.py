@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch_testing_ext._machine import cuda
+from torch_testing_ext._machine import cuda, cuda_support
 
 from .skips import skip_for
 
@@ -38,13 +38,13 @@ def _checks(fp8: Any, bf16: Any, flash_attention: Any, mem_efficient_attention: 
 BY_DEVICE_TYPE = {
     "cpu": _checks(True, True, True, False),
     "cuda": _checks(
-        cuda.PLATFORM_SUPPORTS_FP8,
+        cuda_support.PLATFORM_SUPPORTS_FP8,
         cuda.SM80OrLater,
-        cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION,
-        cuda.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
+        cuda_support.PLATFORM_SUPPORTS_FLASH_ATTENTION,
+        cuda_support.PLATFORM_SUPPORTS_MEM_EFF_ATTENTION,
     ),
     "mps": _checks(False, True, False, False),
-    "xpu": _checks(True, True, cuda.PLATFORM_SUPPORTS_FLASH_ATTENTION, True),
+    "xpu": _checks(True, True, cuda_support.PLATFORM_SUPPORTS_FLASH_ATTENTION, True),
 }
 
 

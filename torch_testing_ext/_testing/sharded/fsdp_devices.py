@@ -19,7 +19,7 @@ from torch_testing_ext._machine import accelerators, device_sharing
 from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._machine.shared_names import ComputedNames
 from torch_testing_ext._testing.bases import shared_devices
-from torch_testing_ext._testing.marks import skips_by_architecture
+from torch_testing_ext._testing.marks import device_cycles
 from torch_testing_ext._torch import compiler_state
 from torch_testing_ext.faults.in_ranks import loses_ranks
 from torch_testing_ext.launch.aspects.world import SIZE
@@ -101,7 +101,7 @@ def delay(milliseconds: float) -> None:
     if milliseconds <= 0 or device_type() == "cpu":
         return
     if device_type() == "cuda":
-        skips_by_architecture.device_sleep("cuda", int(milliseconds * skips_by_architecture.get_cycles_per_ms()))
+        device_cycles.device_sleep("cuda", int(milliseconds * device_cycles.get_cycles_per_ms()))
     else:
         time.sleep(milliseconds / 1000)
 

@@ -16,10 +16,8 @@ from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest 
 from torch_testing_ext._testing.bases.distributed_bases import run_subtests as run_subtests
 from torch_testing_ext._testing.bases.multi_process import MultiProcessTestCase as MultiProcessTestCase
 from torch_testing_ext._testing.bases.multi_threaded import MultiThreadedTestCase as MultiThreadedTestCase
-from torch_testing_ext._testing.marks.distributed_needs import (
-    ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS,
-    skip_if_lt_x_gpu as skip_if_lt_x_gpu,
-)
+from torch_testing_ext._testing.marks.backend_needs import ACCELERATOR_DIST_BACKENDS as ACCELERATOR_DIST_BACKENDS
+from torch_testing_ext._testing.marks.distributed_needs import skip_if_lt_x_gpu as skip_if_lt_x_gpu
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS as TEST_SKIPS
 from torch_testing_ext._testing.sharded import dtensor_devices as _dtensor_devices
 from torch_testing_ext._testing.sharded.dtensor_bases import (

@@ -14,7 +14,7 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.launch.accounts import RankAccount, now
 from torch_testing_ext.launch.jobs import log_of
-from torch_testing_ext.launch.launched import peers
+from torch_testing_ext.launch.launched import peer_messages
 from torch_testing_ext.launch.launched.meeting import listen
 from torch_testing_ext.launch.launched.round_messages import (
     AskForStacks,
@@ -194,7 +194,7 @@ class Coordinator(threading.Thread):
         if self._round.is_overdue(now()):
             self._absent.update(set(range(self._world_size)) - self._ranks.keys())
         if self._absent:
-            why = f"{why}. {peers.how_to_unset()}"
+            why = f"{why}. {peer_messages.how_to_unset()}"
         self._next_round()
         self._tell(begun, RoundRefused(why))
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from torch_testing_ext._process import messages
 from torch_testing_ext.launch.accounts import now
-from torch_testing_ext.launch.launched import peers
+from torch_testing_ext.launch.launched import peer_messages
 from torch_testing_ext.launch.launched_by import Launched
 
 # Rank 0 may import more than the others before its first test.
-CONNECT_TIMEOUT = peers.LONGEST_WAIT_FOR_IMPORTS
+CONNECT_TIMEOUT = peer_messages.LONGEST_WAIT_FOR_IMPORTS
 _IN_STORE = "coordinator"
 _STEP = 0.05
 # A rank that waits for rank 0 longer than that says so.
@@ -68,7 +68,7 @@ def connect(launched: Launched) -> tuple[socket.socket, CoordinatorAddress]:
     until = now() + CONNECT_TIMEOUT
     if launched.is_one_machine:
         return _connect_until(launched, until, CoordinatorAddress)
-    explaining = threading.Timer(_LONGEST_SILENT_WAIT, launched.say, [peers.explain_wait(launched, "rank 0")])
+    explaining = threading.Timer(_LONGEST_SILENT_WAIT, launched.say, [peer_messages.explain_wait(launched, "rank 0")])
     explaining.daemon = True
     explaining.start()
     try:
@@ -118,7 +118,7 @@ def _published(store: Any) -> CoordinatorAddress:
 
 def _not_found(why: str) -> WrongRound:
     return WrongRound(
-        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({why}). {peers.how_to_unset()}"
+        f"rank 0 of this launch was not found within {CONNECT_TIMEOUT:.0f} s ({why}). {peer_messages.how_to_unset()}"
     )
 
 

@@ -11,18 +11,17 @@ import enum
 import functools
 import os
 import socket
-import sys
 import time
 
-from torch_testing_ext._process import system, terminal, user_commands
+from torch_testing_ext._process import system, terminal
 from torch_testing_ext._tests import launcher_variables as variables
 from torch_testing_ext.launch import launched_by
 from torch_testing_ext.launch.launched_by import Launched, this_launch
 
+from .peer_messages import LONGEST_WAIT_FOR_IMPORTS, explain_left_variables, explain_wait
+
 # A launcher starts the processes of all ranks within moments.
 LONGEST_WAIT_FOR_PEER = 2.0
-# The processes of other ranks are there, and import.
-LONGEST_WAIT_FOR_IMPORTS = 120.0
 # The answer of `why_no_rank`, for processes that this one starts in its own place: the workers of pytest-xdist.
 NO_RANK = "_TORCH_TESTING_EXT_NO_RANK"
 _STEP = 0.05
@@ -59,7 +58,7 @@ def _wait_for_peer(launched: Launched) -> str:
     while (evidence := look(launched)) is not PeerEvidence.PEER:
         waited = time.monotonic() - began
         if waited > (LONGEST_WAIT_FOR_PEER if evidence is PeerEvidence.NONE else LONGEST_WAIT_FOR_IMPORTS):
-            return _explain_left_variables(launched)
+            return explain_left_variables(launched)
         if waited > LONGEST_WAIT_FOR_PEER and not is_said:
             is_said = True
             launched.say(explain_wait(launched))
@@ -94,36 +93,3 @@ def _may_come(launched: Launched) -> bool:
     """Whether a process of this machine has the variables of another rank."""
     others = system.environments(variables.SIGNS)
     return any(NO_RANK not in environ and launched.is_with(environ, parent) for environ, parent in others)
-
-
-# -- what the user reads
-
-
-def _names() -> list[tuple[str, str]]:
-    """The variables of rank and size that this process has, of every launcher."""
-    names = [(launcher.rank, launcher.world_size) for launcher in variables.LAUNCHERS if launcher.sign in os.environ]
-    # A test or a conftest may have removed them meanwhile.
-    return names or [("RANK", "WORLD_SIZE")]
-
-
-def how_to_unset() -> str:
-    """Say how to run the same command without the variables of this launch."""
-    unset = " ".join(f"-u {name}" for pair in _names() for name in pair)
-    return f"Unless a launcher has started this process, run: env {unset} {user_commands.command(*sys.orig_argv[1:])}"
-
-
-def _as_set(launched: Launched) -> str:
-    # A test may have changed their values.
-    rank, size = _names()[0]
-    return f"{rank}={launched.rank} and {size}={launched.world_size} are set as in a rank"
-
-
-def _explain_left_variables(launched: Launched) -> str:
-    return f"{_as_set(launched)}, but no other rank of that launch is running. {how_to_unset()}"
-
-
-def explain_wait(launched: Launched, wanted: str = "another rank") -> str:
-    """Say, while this process waits, for what it does so."""
-    return (
-        f"{_as_set(launched)}: this process waits up to {LONGEST_WAIT_FOR_IMPORTS:.0f} s for {wanted}. {how_to_unset()}"
-    )

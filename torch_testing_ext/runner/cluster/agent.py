@@ -32,10 +32,10 @@ from torch_testing_ext.runner.run_site import LocalSite
 from torch_testing_ext.runner.scheduling.inventory import Inventory, make_inventory
 
 from . import agent_messages
+from .changes_on_node import ProjectWatch
 from .json_lines import MessageReader, MessageWriter, NotAMessage
 from .node_environment import facts_of_machine, undo_worker
 from .node_memory import MemoryWatch, most_share
-from .project_changes import ProjectWatch
 
 AGENT_STREAM_INTERVAL = 0.05
 # When the stream has ended: how long the preloaded server, which may be importing torch, has before it is killed.

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from torch_testing_ext._process.words import first_names
 
 from .agent_messages import ClusterError
-from .project_changes import LEFT_OUT
+from .changes_on_node import LEFT_OUT
 
 # Bytes; a project beyond this size is not meant to be sent.
 LARGEST = 2 << 30

@@ -19,15 +19,18 @@ from torch_testing_ext.runner.events import Reporter, Reporters, Warned
 from torch_testing_ext.runner.model import Policy, TestId
 from torch_testing_ext.runner.options import Options, Verbosity
 
-from .console_layout import ConsoleLayout, columns, is_terminal, make_styler
-from .recorder import FileReport as FileReport, History as History
+from .console_layout import ConsoleLayout
+from .console_style import columns, is_terminal, make_styler
+from .recorded_files import FileReport as FileReport
+from .recorder import History as History
 from .report_request import ReportRequest as ReportRequest
 from .terminal_stream import LineWriter, TerminalStream
 
 if TYPE_CHECKING:
     from .console import Console
     from .import_note import ImportNote
-    from .journal import Journal, RecordedRun
+    from .journal_reader import RecordedRun
+    from .journal_writer import Journal
     from .live_display import Live
 
 
@@ -96,13 +99,13 @@ def make_status(terminal: TerminalStream, policy: Policy) -> Live | ImportNote:
 
 
 def _make_journal(options: Options, warn: Callable[[str], None]) -> Journal:
-    from . import journal
+    from . import journal, journal_writer
 
     header = journal.header_of(options)
     if options.journal is not None:
-        return journal.Journal(options.journal, header, warn, lambda: None)
-    place = journal.place_of_new(options.cache / "runs")
-    return journal.Journal(place, header, warn, partial(make_cache_folder, options.cache))
+        return journal_writer.Journal(options.journal, header, warn, lambda: None)
+    place = journal_writer.place_of_new(options.cache / "runs")
+    return journal_writer.Journal(place, header, warn, partial(make_cache_folder, options.cache))
 
 
 def remake_reports(

@@ -13,7 +13,8 @@ from torch_testing_ext.runner.events import RunBegan
 from torch_testing_ext.runner.options.command_line import version_line
 
 from . import show, wording
-from .journal import JournalError, find_journal, read_journal
+from .journal import JournalError
+from .journal_reader import find_journal, read_journal
 
 # What changes how ranks start, communicate and use devices, by the beginning of the variable.
 _OF_RANKS = ("TORCH", "PYTORCH", "DISTRIBUTED_TESTS_", "NCCL_", "GLOO_", "CUDA_", "HIP_", "ROCR_", "OMP_")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torch_testing_ext._collectives.failure import Line
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.logs import without_accidents
+from torch_testing_ext._process.same_texts import without_accidents
 from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner import events
@@ -20,7 +20,8 @@ from torch_testing_ext.runner.options import StatusLevel, Verbosity
 
 from . import wording
 from .brief_failures import brief_details, cause_of, plain, styled
-from .console_layout import STYLE_OF, ConsoleLayout, Style, Styler
+from .console_layout import ConsoleLayout
+from .console_style import STYLE_OF, Style, Styler
 from .final_summary import FinalSummary
 from .terminal_stream import LineWriter
 

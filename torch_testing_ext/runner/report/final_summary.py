@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._process import shell_words
-from torch_testing_ext._process.logs import without_accidents
+from torch_testing_ext._process.same_texts import without_accidents
 from torch_testing_ext._process.words import count, grouped
 from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
 from torch_testing_ext.runner.model import FinishedTest, Summary
 
 from . import sweeps_in_words, wording
 from .brief_failures import brief_details, by_cause, failing_attempts, heading_of_group, plain, styled
-from .console_layout import STYLE_OF, STYLE_OF_VERDICT, ConsoleLayout, Style, Styler
+from .console_layout import ConsoleLayout
+from .console_style import STYLE_OF, STYLE_OF_VERDICT, Style, Styler
 
 # With more names, the command would be too long to read.
 MOST_NAMES_IN_SUMMARY = 8

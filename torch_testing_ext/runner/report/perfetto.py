@@ -11,7 +11,8 @@ from torch_testing_ext._process.words import list_of
 from torch_testing_ext.runner.model import Attempt
 
 from . import wording
-from .recorder import History, Lane, all_lanes, lanes_of
+from .recorded_lanes import Lane, all_lanes, lanes_of
+from .recorder import History
 
 # Lanes are threads of processes: these, and one for each place where ranks run.
 DEVICES = 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from torch_testing_ext._process.files import write_atomically
-from torch_testing_ext._process.words import grouped
 from torch_testing_ext.runner.events import (
     AttemptEnded,
     Event,
@@ -17,7 +14,7 @@ from torch_testing_ext.runner.events import (
     UnitBegan,
     UnitEnded,
 )
-from torch_testing_ext.runner.model import Attempt, Lease, Span, Summary
+from torch_testing_ext.runner.model import Attempt, Span, Summary
 
 
 @dataclass(frozen=True)
@@ -85,74 +82,3 @@ class Recorder:
 
     def _close(self, began: UnitBegan, at: float) -> None:
         self._spans.append(Span(began.unit, began.lease, began.at, max(began.at, at)))
-
-
-# -- files
-
-Render = Callable[[History], str]
-
-
-@dataclass
-class FileReport:
-    """Records a run, and writes a file at its end. A file that cannot be written causes a warning."""
-
-    path: Path
-    render: Render
-    warn: Callable[[str], None]
-    _recorder: Recorder = field(default_factory=Recorder)
-
-    def on_event(self, event: Event) -> None:
-        self._recorder.on_event(event)
-        if isinstance(event, RunEnded):
-            self._write(self._recorder.history(event))
-
-    def _write(self, history: History) -> None:
-        try:
-            write_atomically(self.path, self.render(history))
-        except OSError as error:
-            self.warn(f"{self.path} could not be written ({error}); the outcome of the run is not affected")
-        except Exception as error:
-            self.warn(f"{self.path} could not be written: internal error: {type(error).__name__}: {error}")
-            raise
-
-
-# -- lanes, for the timeline and the trace
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A device or CPU slot, and what ran on it."""
-
-    # "gpu 3", "cpu 0".
-    name: str
-    is_device: bool
-    spans: tuple[Span, ...]
-    attempts: tuple[Attempt, ...]
-
-
-def all_lanes(history: History) -> list[Lane]:
-    """All lanes of the inventory, also those on which nothing ran: idle devices should be visible."""
-    spans = grouped((name, span) for span in history.spans for name in lanes_of(span.lease))
-    attempts = grouped((name, attempt) for attempt in history.attempts for name in lanes_of(attempt.lease))
-    # Nodes may join a run.
-    everything = [*_inventory(history.run), *(span.lease for span in history.spans)]
-    names = dict.fromkeys((lease.node, name) for lease in everything for name in lanes_of(lease))
-    nodes = list(dict.fromkeys(node for node, _ in names))
-    return [
-        Lane(name, name.rpartition(" ")[0].endswith("gpu"), tuple(spans.get(name, ())), tuple(attempts.get(name, ())))
-        for _, name in sorted(names, key=lambda lane: nodes.index(lane[0]))
-    ]
-
-
-def _inventory(run: RunBegan) -> list[Lease]:
-    """All that a run may lease: of this machine, or of each node."""
-    if run.nodes:
-        return [Lease(node.devices, tuple(range(node.slots)), node=node.name) for node in run.nodes]
-    return [Lease(run.devices, tuple(range(run.slots)))]
-
-
-def lanes_of(lease: Lease) -> Iterator[str]:
-    """The names of the lanes on which the tests with a lease are drawn."""
-    on = f"{lease.node} " if lease.node else ""
-    yield from (f"{on}gpu {device}" for device in lease.devices)
-    yield from (f"{on}cpu {slot}" for slot in lease.slots)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process import words
-from torch_testing_ext._process.logs import warnings_once
+from torch_testing_ext._process.same_texts import warnings_once
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Test, TestEnd, TestId
@@ -18,7 +18,8 @@ from torch_testing_ext.runner.scheduling.selection import Selection
 
 from . import wording
 from .failure_data import failure_line
-from .journal import JournalError, find_journal, read_journal
+from .journal import JournalError
+from .journal_reader import find_journal, read_journal
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext._tests.sweep_reports import SweepCell, SweepReport
 from torch_testing_ext.runner.model import FinishedTest, Summary
 
-from .console_layout import Style
+from .console_style import Style
 from .wording import duration, printable
 
 

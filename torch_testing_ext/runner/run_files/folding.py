@@ -28,7 +28,7 @@ from torch_testing_ext.runner.model import (
     TestId,
     Unit,
 )
-from torch_testing_ext.runner.report.journal import RecordedRun
+from torch_testing_ext.runner.report.journal_reader import RecordedRun
 
 from .run_file import RunFacts, RunFile, StoredRun, UnrelatedRuns
 

@@ -9,7 +9,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, Stopping
 from torch_testing_ext.runner.model import Attempt, FinishedTest, OmittedTest, Policy, Test, TestId
 from torch_testing_ext.runner.report import wording
-from torch_testing_ext.runner.report.journal import RecordedRun
+from torch_testing_ext.runner.report.journal_reader import RecordedRun
 
 from .run_file import BadResults, RunFacts
 

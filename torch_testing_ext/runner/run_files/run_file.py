@@ -18,7 +18,8 @@ from pathlib import Path, PurePosixPath
 from torch_testing_ext import __version__
 from torch_testing_ext._process import messages
 from torch_testing_ext.runner.options import StatusLevel, Verbosity
-from torch_testing_ext.runner.report.journal import OF_UNITS, JournalError, RecordedRun, run_of
+from torch_testing_ext.runner.report.journal import OF_UNITS, JournalError
+from torch_testing_ext.runner.report.journal_reader import RecordedRun, run_of
 
 RUN_FILE_FORMAT = "torch_testing_ext run file 1"
 HEADER = "header.json"

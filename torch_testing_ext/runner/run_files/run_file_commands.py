@@ -24,7 +24,8 @@ from torch_testing_ext.runner.options.values import Verbosity
 from torch_testing_ext.runner.report import remake_reports
 from torch_testing_ext.runner.report.console import Console
 from torch_testing_ext.runner.report.console_layout import ConsoleLayout, Styler
-from torch_testing_ext.runner.report.journal import WHILE_RUNNING, RecordedRun
+from torch_testing_ext.runner.report.journal import WHILE_RUNNING
+from torch_testing_ext.runner.report.journal_reader import RecordedRun
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations
 

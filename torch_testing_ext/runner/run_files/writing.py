@@ -14,7 +14,7 @@ from torch_testing_ext.runner.events import AttemptEnded, Collected, Event, Repo
 from torch_testing_ext.runner.model import Attempt
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.options.default_folders import table, toml_content
-from torch_testing_ext.runner.report import journal
+from torch_testing_ext.runner.report import journal, journal_writer
 from torch_testing_ext.runner.report.report_request import ReportRequest
 
 from .definitions import defined_in
@@ -40,13 +40,13 @@ class RunFileReport:
     request: ReportRequest
     _files: set[str] = field(default_factory=set)
     _folder: tempfile.TemporaryDirectory[str] | None = None
-    _journal: journal.Journal | None = None
+    _journal: journal_writer.Journal | None = None
 
     def on_event(self, event: Event) -> None:
         if self._journal is None:
             self._folder = tempfile.TemporaryDirectory(prefix="torchtest-run-file-")
             place = Path(self._folder.name, journal.NAME)
-            self._journal = journal.Journal(place, journal.header_of(self.options), self.request.warn)
+            self._journal = journal_writer.Journal(place, journal.header_of(self.options), self.request.warn)
         match event:
             case Collected(left_out):
                 self._files.update(each.test.file for each in left_out)

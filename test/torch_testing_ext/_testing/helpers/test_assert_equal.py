@@ -16,7 +16,7 @@ from kit.ranks import OneRank
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from torch_testing_ext._testing.bases.sharded_tensor_base import ShardedTensorTestBase
-from torch_testing_ext._testing.helpers import equality
+from torch_testing_ext._testing.helpers import equal_tensors
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
@@ -257,10 +257,10 @@ class TestDTensors(OneRank):
 
     def test_ranks_communicate_only_if_necessary(self):
         shard, replicate, partial = (self.dtensor(placement) for placement in (Shard(0), Replicate(), Partial()))
-        self.assertTrue(equality._can_compare_shards(shard, shard))
-        self.assertTrue(equality._can_compare_shards(replicate, replicate))
-        self.assertFalse(equality._can_compare_shards(shard, replicate))
-        self.assertFalse(equality._can_compare_shards(partial, partial))
+        self.assertTrue(equal_tensors._can_compare_shards(shard, shard))
+        self.assertTrue(equal_tensors._can_compare_shards(replicate, replicate))
+        self.assertFalse(equal_tensors._can_compare_shards(shard, replicate))
+        self.assertFalse(equal_tensors._can_compare_shards(partial, partial))
 
 
 class TestOtherAssertions(TestCase):

@@ -22,15 +22,22 @@ from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
 from torch_testing_ext._testing.marks import (
+    backend_needs,
     collective_platforms,
+    device_cycles,
     device_types,
     distributed_needs,
     dtypes_of_tests,
+    failures_by_architecture,
     needs,
     needs_of_devices,
+    only_on_devices,
     settings_of_tests,
     skips,
+    skips_at_definition,
+    skips_at_run,
     skips_by_architecture,
+    skips_by_device_type,
 )
 from torch_testing_ext.launch import device_leases as leases
 from torch_testing_ext.launch.attempts import RanksEnd
@@ -119,9 +126,9 @@ class TestNumbers(unittest.TestCase):
         for count in MACHINES:
             with have_accelerators(count):
                 flags.flag.cache_clear()
-                found.append(_raised(skips.requires_accelerator))
+                found.append(_raised(skips_at_run.requires_accelerator))
         self.assertEqual(found, ["requires accelerator", "", "", ""])
-        self.assertEqual(needs.most_needed([skips.requires_accelerator(lambda self: None)]), 1)
+        self.assertEqual(needs.most_needed([skips_at_run.requires_accelerator(lambda self: None)]), 1)
 
     @with_accelerators(4, **{MASK: "1,2"})
     def test_those_that_a_mask_shows(self):
@@ -186,14 +193,14 @@ class TestBackends(unittest.TestCase):
         """Where torch is not built with NCCL."""
         for count in MACHINES:
             with have_accelerators(count):
-                reason = _raised(distributed_needs.requires_accelerator_dist_backend())
+                reason = _raised(backend_needs.requires_accelerator_dist_backend())
                 self.assertEqual(bool(reason), count == 0, reason)
         with have_accelerators(2):
-            self.assertIn("among ['xccl']", _raised(distributed_needs.requires_accelerator_dist_backend(["xccl"])))
+            self.assertIn("among ['xccl']", _raised(backend_needs.requires_accelerator_dist_backend(["xccl"])))
 
     @with_accelerators(2)
     def test_a_version_of_nccl_is_of_no_account(self):
-        self.assertIs(distributed_needs.requires_nccl_version((99, 0), "so")(_nothing), _nothing)
+        self.assertIs(backend_needs.requires_nccl_version((99, 0), "so")(_nothing), _nothing)
 
     @with_accelerators(2)
     def test_devices_that_follow_from_a_backend(self):
@@ -352,22 +359,30 @@ class TestRanks(unittest.TestCase):
 class TestOtherMachines(unittest.TestCase):
     """Decorators on machines that are not here, as flags and versions describe them."""
 
+    ASKING = (
+        failures_by_architecture,
+        only_on_devices,
+        skips,
+        skips_at_definition,
+        skips_at_run,
+        skips_by_architecture,
+        skips_by_device_type,
+    )
+
     def is_skipped(self, decorator, *true, version=None, **attributes):
         """`decorator()` makes the decorator there. `true`: the flags that are."""
-        with (
-            mock.patch.object(skips, "flag", true.__contains__),
-            mock.patch.object(skips_by_architecture, "flag", true.__contains__),
-            mock.patch.object(device_types, "flag", true.__contains__),
-            mock.patch.multiple(torch.version, **(version or {"xpu": None})),
-        ):
+        with contextlib.ExitStack() as stack:
+            for module in self.ASKING:
+                stack.enter_context(mock.patch.object(module, "flag", true.__contains__))
+            stack.enter_context(mock.patch.multiple(torch.version, **(version or {"xpu": None})))
             return bool(_raised(decorator(), **attributes))
 
     def test_flags(self):
         for decorator, true, expected in (
-            (lambda: skips.requires_multigpu, (), True),
-            (lambda: skips.requires_multigpu, ("TEST_MULTIGPU",), False),
-            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM",), False),
-            (lambda: skips.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM", "TEST_WITH_TORCHINDUCTOR"), True),
+            (lambda: skips_at_definition.requires_multigpu, (), True),
+            (lambda: skips_at_definition.requires_multigpu, ("TEST_MULTIGPU",), False),
+            (lambda: skips_at_run.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM",), False),
+            (lambda: skips_at_run.skipRocmIfTorchInductor(), ("TEST_WITH_ROCM", "TEST_WITH_TORCHINDUCTOR"), True),
             (lambda: skips_by_architecture.skipIfWindowsXPU, ("TEST_XPU",), False),
             (lambda: skips_by_architecture.skipIfWindowsXPU, ("TEST_XPU", "IS_WINDOWS"), True),
         ):
@@ -390,26 +405,30 @@ class TestOtherMachines(unittest.TestCase):
         for version, hip, expected in (("12.4", None, True), ("12.8", None, False), ("12.4", "6.4", False)):
             found = {"cuda": version, "hip": hip, "xpu": None}
             self.assertEqual(
-                self.is_skipped(lambda: skips_by_architecture.requires_triton_ptxas_compat, version=found), expected
+                self.is_skipped(lambda: failures_by_architecture.requires_triton_ptxas_compat, version=found), expected
             )
 
     def test_the_allocator_of_cuda(self):
         for is_enabled in (True, False):
-            with mock.patch.object(skips.cuda_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on):
-                skipped = self.is_skipped(lambda: skips.skipIfCachingAllocatorDisabled, "TEST_CUDA")
+            with mock.patch.object(
+                skips_at_run.cuda_state, "caching_allocator_is_enabled", lambda is_on=is_enabled: is_on
+            ):
+                skipped = self.is_skipped(lambda: skips_at_run.skipIfCachingAllocatorDisabled, "TEST_CUDA")
             self.assertEqual(skipped, not is_enabled)
 
     def test_of_one_kind(self):
         for kind, true, expected in (("cuda", ("TEST_WITH_ROCM",), True), ("cuda", (), False), ("xpu", (), False)):
-            self.assertEqual(self.is_skipped(lambda: device_types.skipCUDAIfRocm, *true, device_type=kind), expected)
-        self.assertTrue(self.is_skipped(lambda: device_types.onlyPRIVATEUSE1, device_type="cuda"))
+            self.assertEqual(
+                self.is_skipped(lambda: skips_by_device_type.skipCUDAIfRocm, *true, device_type=kind), expected
+            )
+        self.assertTrue(self.is_skipped(lambda: only_on_devices.onlyPRIVATEUSE1, device_type="cuda"))
 
     def test_memory_of_a_device_without_any(self):
-        self.assertFalse(device_types._has_device_memory(torch.device("cuda"), 1))
+        self.assertFalse(only_on_devices._has_device_memory(torch.device("cuda"), 1))
 
     def test_a_stream_is_kept_busy(self):
         with mock.patch.object(torch.cuda, "_sleep") as sleep:
-            skips_by_architecture.device_sleep("cuda", 100)
+            device_cycles.device_sleep("cuda", 100)
         sleep.assert_called_once_with(100)
 
 
@@ -422,12 +441,12 @@ class TestDeviceTypes(unittest.TestCase):
     @with_accelerators(2)
     def test_decorators_that_choose_devices(self):
         for decorate, runs_on_cpu, runs_on_it in (
-            (device_types.onlyAccelerator, False, True),
-            (device_types.onlyCUDAAndPRIVATEUSE1, False, True),
-            (device_types.onlyPRIVATEUSE1, False, True),
-            (device_types.onlyCUDA, False, False),
-            (device_types.onlyNativeDeviceTypes, True, True),
-            (device_types.skipPRIVATEUSE1, True, False),
+            (only_on_devices.onlyAccelerator, False, True),
+            (only_on_devices.onlyCUDAAndPRIVATEUSE1, False, True),
+            (only_on_devices.onlyPRIVATEUSE1, False, True),
+            (only_on_devices.onlyCUDA, False, False),
+            (only_on_devices.onlyNativeDeviceTypes, True, True),
+            (skips_by_device_type.skipPRIVATEUSE1, True, False),
         ):
             for kind, runs in (("cpu", runs_on_cpu), (KIND, runs_on_it)):
                 with self.subTest(decorate=getattr(decorate, "__name__", decorate), kind=kind):
@@ -438,12 +457,12 @@ class TestDeviceTypes(unittest.TestCase):
         """There are 16 GiB."""
         with mock.patch.object(torch.accelerator, "empty_cache"):
             for size, reason in (("12GB", ""), ("20GB", f"Insufficient {KIND}:1 memory")):
-                decorate = device_types.largeTensorTest(size)
+                decorate = only_on_devices.largeTensorTest(size)
                 self.assertEqual(_raised(decorate, get_primary_device=lambda: f"{KIND}:1"), reason)
 
     @with_accelerators()
     def test_large_tensors_without_any(self):
-        decorate = device_types.largeTensorTest("1GB", device=KIND)
+        decorate = only_on_devices.largeTensorTest("1GB", device=KIND)
         self.assertEqual(_raised(decorate), f"Insufficient {KIND} memory")
 
     def test_large_tensors_on_the_cpu(self):
@@ -451,7 +470,7 @@ class TestDeviceTypes(unittest.TestCase):
         use = MemoryUse(used=6 << 30, limit=16 << 30)
         with mock.patch.object(MachineMemory, "of_machine", lambda self: use):
             for size, reason in (("9GB", ""), ("11GB", "Insufficient cpu memory")):
-                self.assertEqual(_raised(device_types.largeTensorTest(size, device="cpu")), reason)
+                self.assertEqual(_raised(only_on_devices.largeTensorTest(size, device="cpu")), reason)
 
 
 class TestStreams(unittest.TestCase):
@@ -474,8 +493,8 @@ class TestStreams(unittest.TestCase):
             mock.patch.object(module, "_sleep", slept.append, create=True),
             mock.patch.object(module, "Event", Event, create=True),
         ):
-            self.assertEqual(skips_by_architecture.get_cycles_per_ms(KIND), 1000)
-        self.assertEqual(slept, [skips_by_architecture.CYCLES] * 10)
+            self.assertEqual(device_cycles.get_cycles_per_ms(KIND), 1000)
+        self.assertEqual(slept, [device_cycles.CYCLES] * 10)
 
 
 class TestSeeds(unittest.TestCase):

@@ -41,7 +41,7 @@ from torch_testing_ext.runner.cluster.cluster_nodes import ClusterNodes
 from torch_testing_ext.runner.cluster.json_lines import MessageReader, NotAMessage
 from torch_testing_ext.runner.cluster.node_environment import facts_of_machine
 from torch_testing_ext.runner.cluster.remote_node import JoiningNode
-from torch_testing_ext.runner.cluster.slurm import CommandLauncher
+from torch_testing_ext.runner.cluster.slurm_allocation import CommandLauncher
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.scheduling.node_leases import NodeLeases
 

@@ -6,7 +6,8 @@ import unittest
 from pathlib import Path
 
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.runner.cluster.project_changes import ComingBack, ProjectWatch, merge_versions
+from torch_testing_ext.runner.cluster.changes_on_node import ProjectWatch
+from torch_testing_ext.runner.cluster.project_changes import ComingBack, merge_versions
 
 LINES = b"a\nb\nc\nd\n"
 FILES = {"test_x.py": LINES, "sub/data.txt": b"old", "sub/gone.txt": b"x", "other.txt": b"y", "large": b"z"}

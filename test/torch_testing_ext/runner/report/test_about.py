@@ -15,7 +15,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.cli import main
 from torch_testing_ext.runner.model import FinishedTest, Test, TestId
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.report import about, journal
+from torch_testing_ext.runner.report import about, journal, journal_writer
 
 FIRST, SECOND = TestId("test_sum.py", "", "test_sum"), TestId("test_sum.py", "", "test_max")
 
@@ -28,7 +28,7 @@ class AboutTest(FolderCase):
         failures = [attempt("", TestOutcome.FAILED, message=f"{test} is wrong", test=Test(test)) for test in failed]
         passed = attempt("", TestOutcome.PASSED, test=Test(TestId("test_sum.py", "", "test_min")))
         finished = [FinishedTest((each,)) for each in (*failures, passed)]
-        send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(finished))
+        send(journal_writer.Journal(path, journal.header_of(Options()), self.fail), run_events(finished))
         return path
 
     def lines(self, environ=None, place=None):

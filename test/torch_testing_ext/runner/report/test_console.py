@@ -45,7 +45,8 @@ from torch_testing_ext.runner.model import FinishedTest, Lease, Policy, TestEnd,
 from torch_testing_ext.runner.options import Options, StatusLevel, Verbosity
 from torch_testing_ext.runner.report import github, make_reporters, wording
 from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.console_layout import ConsoleLayout, make_styler
+from torch_testing_ext.runner.report.console_layout import ConsoleLayout
+from torch_testing_ext.runner.report.console_style import make_styler
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 from torch_testing_ext.runner.scheduling.forecasts import Estimate
 

@@ -15,7 +15,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import TestBegan, TestFinished
 from torch_testing_ext.runner.model import Lease, Unit
 from torch_testing_ext.runner.options import Verbosity
-from torch_testing_ext.runner.report import console_layout
+from torch_testing_ext.runner.report import console_style
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
 from torch_testing_ext.runner.scheduling.forecasts import Estimate
 
@@ -71,14 +71,14 @@ class NarrowTerminalTest(unittest.TestCase):
         self.addCleanup(os.close, parent)
         with open(child, "w") as stream:
             fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
-            self.assertEqual(console_layout.columns(stream, {"TERM": "xterm"}), 47)
-            self.assertEqual(console_layout.columns(stream, {"TERM": "xterm", "COLUMNS": "33"}), 33)
+            self.assertEqual(console_style.columns(stream, {"TERM": "xterm"}), 47)
+            self.assertEqual(console_style.columns(stream, {"TERM": "xterm", "COLUMNS": "33"}), 33)
             for nonsense in "0", "-1", "x", "", "²":
-                self.assertEqual(console_layout.columns(stream, {"TERM": "xterm", "COLUMNS": nonsense}), 47)
+                self.assertEqual(console_style.columns(stream, {"TERM": "xterm", "COLUMNS": nonsense}), 47)
             fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-            self.assertIsNone(console_layout.columns(stream, {"TERM": "xterm"}))
-        self.assertIsNone(console_layout.columns(io.StringIO(), {"TERM": "xterm"}))
-        self.assertIsNone(console_layout.columns(Terminal(), {"TERM": "xterm"}))  # it has no descriptor
+            self.assertIsNone(console_style.columns(stream, {"TERM": "xterm"}))
+        self.assertIsNone(console_style.columns(io.StringIO(), {"TERM": "xterm"}))
+        self.assertIsNone(console_style.columns(Terminal(), {"TERM": "xterm"}))  # it has no descriptor
 
     def test_the_live_display_fits(self):
         try:

@@ -10,7 +10,7 @@ from torch_testing_ext._tests import kept_failures
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import FinishedTest, Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
-from torch_testing_ext.runner.report import journal, show
+from torch_testing_ext.runner.report import journal, journal_writer, show
 
 IDS = [
     TestId("tests/test_prop.py", "TestProp", "test_sum"),
@@ -34,7 +34,7 @@ class ShowTest(FolderCase):
             FinishedTest((attempt("", TestOutcome.FAILED, message=f"{test} in {self.at}", test=Test(test)),))
             for test in failed
         ]
-        send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(finished))
+        send(journal_writer.Journal(path, journal.header_of(Options()), self.fail), run_events(finished))
         os.utime(path, (self.at, self.at))
 
     def kept(self, test):

@@ -20,7 +20,7 @@ from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import failure_views, judging
 from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.report import brief_failures, github, journal, junit, show
+from torch_testing_ext.runner.report import brief_failures, github, journal, journal_reader, journal_writer, junit, show
 from torch_testing_ext.runner.report.console_layout import ConsoleLayout
 from torch_testing_ext.runner.report.page import html_page
 
@@ -105,7 +105,7 @@ class WordingTest(unittest.TestCase):
     def test_show_reads_the_journal(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, journal.NAME)
-            send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
+            send(journal_writer.Journal(path, journal.header_of(Options()), self.fail), run_events(self.finished))
             hung, crashed = accounts_in(path)
         self.assertIn(self.hung.account, hung)
         self.assertIn(self.crashed.account, crashed)
@@ -143,7 +143,7 @@ class OldJournalTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         path = Path(folder.name, journal.NAME)
-        send(journal.Journal(path, journal.header_of(Options()), self.fail), run_events([finished]))
+        send(journal_writer.Journal(path, journal.header_of(Options()), self.fail), run_events([finished]))
         header, *records = map(json.loads, path.read_text().splitlines())
         header["JournalHeader"]["format"] = f"torch_testing_ext journal {number}"
         for record in records:
@@ -157,7 +157,7 @@ class OldJournalTest(unittest.TestCase):
     def test_failures_are_texts(self):
         old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="1 != 2\n\nmore"),))
         path = self.journal_of(old, 2, without=("failure", "reason"))
-        run = journal.read_journal(path)
+        run = journal_reader.read_journal(path)
         (shown,) = accounts_in(path)
         self.assertEqual((run.summary.error, run.summary.finished[0].last.said), ("", "1 != 2\n\nmore"))
         self.assertIn("\n1 != 2\n\nmore\n", shown)
@@ -166,7 +166,7 @@ class OldJournalTest(unittest.TestCase):
         failure = FailureView("1 != 2", account="1 != 2\n\nmore")
         facts = {"leftovers": ("pid 7: cat",), "want": "2 devices", "memory": DeviceMemory(1, 2)}
         old = FinishedTest((attempt("test_a", TestOutcome.FAILED, message="", failure=failure, **facts),))
-        run = journal.read_journal(self.journal_of(old, 3))
+        run = journal_reader.read_journal(self.journal_of(old, 3))
         self.assertEqual((run.summary.error, run.summary.finished), ("", (old,)))
 
 

@@ -17,7 +17,8 @@ from torch_testing_ext.runner.model import FinishedTest, NodeOfRun, Policy, Summ
 from torch_testing_ext.runner.options import Options, ShardSpec, Shuffle, UsageError
 from torch_testing_ext.runner.scheduling.earlier_runs import Durations, LastFailed, Remembered
 from torch_testing_ext.runner.scheduling.inventory import Inventory
-from torch_testing_ext.runner.scheduling.plan import plan, priority, without_result
+from torch_testing_ext.runner.scheduling.missing_results import without_result
+from torch_testing_ext.runner.scheduling.plan import plan, priority
 from torch_testing_ext.runner.scheduling.shards import shard
 
 TWO = Inventory(("0", "1"), "cuda")

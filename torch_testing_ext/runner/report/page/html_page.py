@@ -11,12 +11,13 @@ from pathlib import Path
 from string import Template
 
 from torch_testing_ext._process import user_commands
-from torch_testing_ext._process.logs import without_accidents
+from torch_testing_ext._process.same_texts import without_accidents
 from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, TestId
 from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
-from torch_testing_ext.runner.report.recorder import History, all_lanes
+from torch_testing_ext.runner.report.recorded_lanes import all_lanes
+from torch_testing_ext.runner.report.recorder import History
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 from .failure_part import render_failure

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext.runner.model import Attempt, Span, TestId
-from torch_testing_ext.runner.report.recorder import History, Lane, all_lanes
+from torch_testing_ext.runner.report.recorded_lanes import Lane, all_lanes
+from torch_testing_ext.runner.report.recorder import History
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 # A test, its repetition, and the machine: of a merged run, several may have run the same test.
