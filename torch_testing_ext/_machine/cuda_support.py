@@ -1,4 +1,4 @@
-"""What the platform supports: attention, dtypes, matrix products."""
+"""The support of the platform for attention, dtypes and matrix products."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What torch.compile asks of a fake accelerator."""
+"""The answers of a fake accelerator to torch.compile."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""Where a test runs: on which types of device, with how many devices, with how much memory."""
+"""Limits on where a test runs: types of device, numbers of devices, memory."""
 
 import gc
 import unittest

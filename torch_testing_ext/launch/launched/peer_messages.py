@@ -1,4 +1,4 @@
-"""What the user reads of a wait for peers."""
+"""The words about a wait for peers."""
 
 from __future__ import annotations
 

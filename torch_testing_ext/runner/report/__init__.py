@@ -21,7 +21,7 @@ from torch_testing_ext.runner.options import Options, Verbosity
 
 from .console_layout import ConsoleLayout
 from .console_style import columns, is_terminal, make_styler
-from .recorded_files import FileReport as FileReport
+from .file_report import FileReport as FileReport
 from .recorder import History as History
 from .report_request import ReportRequest as ReportRequest
 from .terminal_stream import LineWriter, TerminalStream

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch_testing_ext.launch.aspects.lanes import PERFETTO
 from torch_testing_ext.runner.events import Reporter
 
-from .recorded_files import FileReport
+from .file_report import FileReport
 from .report_request import ReportRequest
 
 

@@ -11,7 +11,7 @@ from torch_testing_ext._process.words import list_of
 from torch_testing_ext.runner.model import Attempt
 
 from . import wording
-from .recorded_lanes import Lane, all_lanes, lanes_of
+from .lanes_of_run import Lane, all_lanes, lanes_of
 from .recorder import History
 
 # Lanes are threads of processes: these, and one for each place where ranks run.

@@ -16,7 +16,7 @@ from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, TestId
 from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
-from torch_testing_ext.runner.report.recorded_lanes import all_lanes
+from torch_testing_ext.runner.report.lanes_of_run import all_lanes
 from torch_testing_ext.runner.report.recorder import History
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 

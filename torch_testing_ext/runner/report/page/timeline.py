@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext.runner.model import Attempt, Span, TestId
-from torch_testing_ext.runner.report.recorded_lanes import Lane, all_lanes
+from torch_testing_ext.runner.report.lanes_of_run import Lane, all_lanes
 from torch_testing_ext.runner.report.recorder import History
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 

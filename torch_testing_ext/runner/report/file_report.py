@@ -1,4 +1,4 @@
-"""The files that a run wrote, by test."""
+"""The report that writes one file at the end of a run."""
 
 from __future__ import annotations
 
