@@ -46,7 +46,7 @@ from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.kept_ranks import KeptRanks
-    from torch_testing_ext.launch.tasks_of_rank import Task
+    from torch_testing_ext.launch.persistent_ranks import Task
 from torch_testing_ext._testing.bases.global_state import GlobalStateWarning, changes_of_state, snapshot
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -403,7 +403,7 @@ class _InPlace(launched_ranks.InPlace):
 
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
-    from torch_testing_ext.launch.tasks_of_rank import tasks
+    from torch_testing_ext.launch.persistent_ranks import tasks
 
     def body() -> None:
         cls.rank, cls.world_size = context.rank, context.world_size

@@ -23,7 +23,8 @@ from torch_testing_ext.runner.options.default_folders import default_folders
 from torch_testing_ext.runner.options.values import Verbosity
 from torch_testing_ext.runner.report import remake_reports
 from torch_testing_ext.runner.report.console import Console
-from torch_testing_ext.runner.report.console_layout import ConsoleLayout, Styler
+from torch_testing_ext.runner.report.console_layout import ConsoleLayout
+from torch_testing_ext.runner.report.console_style import Styler
 from torch_testing_ext.runner.report.journal import WHILE_RUNNING
 from torch_testing_ext.runner.report.journal_reader import RecordedRun
 from torch_testing_ext.runner.report.terminal_stream import TerminalStream
