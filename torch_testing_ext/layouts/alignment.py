@@ -103,10 +103,14 @@ class Alignment:
 
     def whole(self, key: Key) -> torch.Tensor | None:
         """A tensor of the reference, in which a gradient that is not there is zero."""
+        step, kind, name = key
         look = self.reference.looks.get(key, {}).get(0)
+        if look is None and kind == "clipped":
+            # Nothing has clipped there, or looked twice.
+            look = self.reference.looks.get((step, "grad", name), {}).get(0)
         if look is None or look.local is not None:
             return None if look is None else look.local
-        start = self.starts.get(key[2])
+        start = self.starts.get(name)
         return None if start is None else torch.zeros_like(start)
 
     def uncovered(self) -> Iterator[tuple[str, str]]:

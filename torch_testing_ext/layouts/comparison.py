@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -33,6 +33,9 @@ _MOST_ROUNDING = 6.0
 _NUMBERS = ("loss", "value", "norm")
 _AFTER_GRADIENTS = ("clipped", "param", "state", "buffer")
 
+# "sum" or "average", and the axes over which it gives the number of all.
+Law = tuple[str, tuple[str, ...]]
+
 
 class Comparison:
     """One run beside the reference. `controls`: runs of the reference with rounding errors, for low precision."""
@@ -45,8 +48,10 @@ class Comparison:
         unit = setup.unit if controls else 0.0
         self.hypotheses = Hypotheses(run.axes, run.places, run.microbatches, unit)
         self.report = LayoutReport(run.text, not_compared=self.aligned.not_compared, seconds=run.seconds)
-        # How a loss follows from those of ranks, such as "mean dp": learnt in the first step.
-        self._law = ""
+        # How each number follows from those of ranks, by its name: learnt in the first step.
+        self._laws: dict[str, Law] = {}
+        # Numbers that follow otherwise than the loss: a reason for wrong gradients, if there are such.
+        self._doubts: list[LayoutFinding] = []
         self._noise = self._parameters_of_noise() if not controls else set()
 
     def judge(self) -> LayoutReport:
@@ -64,13 +69,22 @@ class Comparison:
                 found.append(finding)
                 if kind in ("start", "data", "dropout"):
                     break
+        self._note_what_is_not_recorded()
         if found:
+            found += [doubt for doubt in self._doubts if doubt.step == found[0].step]
             # A loss that differs says little by itself.
             first = next((each for each in found if each.is_explained), found[0])
             self.report.finding, self.report.others = first, [each for each in found if each is not first]
             return self.report
         self.report.refusal = self._what_is_wrong_with_the_test()
         return self.report
+
+    def _note_what_is_not_recorded(self) -> None:
+        """Numbers that only the reference has recorded."""
+        names = {(kind, name) for _, kind, name in self.run.looks}
+        for _, kind, name in self.reference.looks:
+            if kind in _NUMBERS and (kind, name) not in names:
+                self.report.not_compared[name] = "no rank has recorded it"
 
     def _find(self, step: int, kind: str) -> LayoutFinding | None:
         keys = [key for key in self.run.looks if key[:2] == (step, kind)]
@@ -224,15 +238,23 @@ class Comparison:
 
         if all(map(right, have.values())):
             return None
+        is_count = not any(
+            look.local.is_floating_point() for look in self.run.looks[key].values() if look.local is not None
+        )
         if kind != "norm":
-            laws = [law for law, values in self._laws(have) if all(map(right, values))]
-            if laws and (not self._law or self._law in laws):
-                self._law = self._law or laws[0]
+            laws = [law for law, values in self._laws_of(have, is_count) if all(map(right, values))]
+            known = self._laws.setdefault(name, laws[0]) if laws else None
+            if known in laws:
+                self._doubts += [] if is_count else self._other_law(key, known)
                 return None
         reasons: list[Reason] = []
         if kind == "norm" and wanted:
             reasons = self._reasons_for_norm(key[0], {rank: value / wanted for rank, value in have.items()})
         reasons = reasons or self.hypotheses.of_number(wanted, have)
+        if not reasons and kind != "norm":
+            differ = [axis for axis in self.run.axes if self._differs_along(axis, have)]
+            text = f"ranks along {' and '.join(differ)} have different numbers, whose sum and average are others, too"
+            reasons = [Reason("unlike", " ".join(differ), text)] if differ else []
         off = max(abs(value - wanted) for value in have.values()) / max(abs(wanted), 1e-30)
         shares = {rank: f"has {value:.8g}, the reference {wanted:.8g}" for rank, value in have.items()}
         return LayoutFinding(key[0], kind, name, reasons, [name], 1, off, shares)
@@ -251,15 +273,34 @@ class Comparison:
                 values[rank] = float(look.local.double().sum())
         return values
 
-    def _laws(self, have: dict[int, float]) -> list[tuple[str, list[float]]]:
-        """Ways in which the reference's number may follow from those of ranks: a name, and the value of each group."""
+    def _laws_of(self, have: dict[int, float], is_count: bool) -> list[tuple[Law, list[float]]]:
+        """Ways in which the reference's number may follow from those of ranks, with the value of each group.
+
+        Ranks that have the same number have no shares of one, but for counts: it was divided by the size of an axis.
+        """
         axes = [axis for axis in self.run.axes if axis in (*self.setup.data, *self.setup.sequence)]
-        found = []
+        axes = [axis for axis in axes if is_count or self._differs_along(axis, have)]
+        found: list[tuple[Law, list[float]]] = []
         for over in (each for n in range(1, len(axes) + 1) for each in itertools.combinations(axes, n)):
             sums = [sum(have[rank] for rank in group) for group in self.run.groups(over, list(have))]
             size = math.prod(self.run.axes[axis] for axis in over)
-            found += [(f"sum {over}", sums), (f"mean {over}", [value / size for value in sums])]
+            found += [(("sum", over), sums), (("average", over), [value / size for value in sums])]
         return found
+
+    def _other_law(self, key: Key, law: Law) -> Iterator[LayoutFinding]:
+        """A number that adds up where the loss is averaged, or the reverse."""
+        of_loss = self._laws.get("loss", law)
+        if of_loss[0] == law[0] or of_loss[1] != law[1]:
+            return
+        size, axes = self.hypotheses.size(law[1]), " and ".join(law[1])
+        kind, factor = ("divided", f"1/{size} of") if law[0] == "sum" else ("times", f"{size} times")
+        text = f"its {law[0]} over {axes} is the reference, and of the loss the {of_loss[0]} is: it counts {factor} it"
+        reasons = [Reason(kind, " ".join(law[1]), text)]
+        yield LayoutFinding(*key, reasons, [key[2]], 1, 1.0)
+
+    def _differs_along(self, axis: str, have: dict[int, float]) -> bool:
+        groups = self.run.groups([axis], list(have))
+        return any(not math.isclose(have[r], have[group[0]], rel_tol=TOLERANCE) for group in groups for r in group)
 
     def _reasons_for_norm(self, step: int, ratios: dict[int, float]) -> list[Reason]:
         held: dict[str, Held] = {}
@@ -310,7 +351,8 @@ class Comparison:
                     if len(inputs) == 1 < len(masks):
                         text = f"ranks along {axis} have the same input and drop other elements of it"
                         return LayoutFinding(step, "dropout", key[2], [Reason("dropout_unlike", axis, text)])
-                    if len(inputs) == len(group) > 1 == len(masks):
+                    says_something = all(notes[rank][2] for rank in group)
+                    if len(inputs) == len(group) > 1 == len(masks) and says_something:
                         text = f"ranks along {axis} have different parts and drop the same elements of each"
                         return LayoutFinding(step, "dropout", key[2], [Reason("dropout_alike", axis, text)])
         return None
@@ -329,7 +371,7 @@ class Comparison:
         return ""
 
     def _cuts(self, axis: str) -> bool:
-        """Whether samples, parameters, their names or a loss differ along an axis."""
+        """Whether samples, parameters, their names, a loss or what ranks hand over differ along an axis."""
         looks = {key: of for key, of in self.run.looks.items() if key[1] in ("data", "start", "param", "loss", "value")}
         for group in self.run.groups([axis]):
             for of_ranks in looks.values():
@@ -339,6 +381,9 @@ class Comparison:
                 first = seen[0] if seen else None
                 if any(local is not None and first is not None and not torch.equal(local, first) for local in seen):
                     return True
+            given = [self.run.ranks[rank].given for rank in group]
+            if any(other.get(members, digest) != digest for other in given for members, digest in given[0].items()):
+                return True
         return False
 
 

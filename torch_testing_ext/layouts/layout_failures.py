@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import WIDTH, FailureView, LineKind, RankRow, Value
+from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, FailureView, LineKind, RankRow, Site, Value
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._tests import kept_failures
-from torch_testing_ext.layouts.layout_findings import LayoutReport
+from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
 
 _MOST_NAMES = 4
 
@@ -50,28 +50,41 @@ def view_of_report(report: LayoutReport, case: launch.Case, reference: str) -> F
         account = _account(report, report.refusal)
         return FailureView(report.refusal, show_command=show, rerun_command=again, account=account)
     title = f"{report.layout} does not train as {reference}: {finding.title}"
-    rows = tuple(RankRow((rank,), did, finding.sites.get(rank)) for rank, did in finding.shares.items())
+    rows = tuple(_rows(finding))
     unknown = f"differs by {finding.size:.2g} of its largest element; no simple rule explains it"
     texts = [reason.text for reason in finding.reasons] or [unknown]
     values = [Value(line, LineKind.GOT) for text in texts for line in textwrap.wrap(text, WIDTH - 2)]
+    # Before remarks come the reasons: a screen has a title, two empty lines and two commands besides.
+    room = MOST_SCREEN_LINES - 5 - min(len(rows), 4) - min(len(values), 5)
+    remarks = [line for remark in _remarks(report) for line in textwrap.wrap(remark, WIDTH)][: max(1, room)]
     return FailureView(
         title,
         rows=rows,
         values=tuple(values),
-        remarks=tuple(_remarks(report)),
+        remarks=tuple(remarks),
         account=_account(report, title),
         show_command=show,
         rerun_command=again,
     )
 
 
+def _rows(finding: LayoutFinding) -> Iterator[RankRow]:
+    """What ranks have; those that have the same, at the same line, in one row."""
+    alike: dict[tuple[str, Site | None], list[int]] = {}
+    for rank, did in finding.shares.items():
+        alike.setdefault((did, finding.sites.get(rank)), []).append(rank)
+    for (did, site), ranks in alike.items():
+        several = did.replace("has ", "have ", 1).replace("agrees", "agree")
+        yield RankRow(tuple(ranks), did if len(ranks) == 1 else several, site)
+
+
 def _remarks(report: LayoutReport) -> Iterator[str]:
     finding = report.finding
     assert finding is not None
+    yield from finding.notes
     if finding.compared > 1:
         names = ", ".join(finding.wrong[:_MOST_NAMES]) + (", ..." if len(finding.wrong) > _MOST_NAMES else "")
         yield f"{len(finding.wrong)} of {finding.compared} of this kind are wrong in this step: {names}"
-    yield from finding.notes
     yield from (f"{other.title} differs too, by {other.size:.2g}" for other in report.others)
 
 

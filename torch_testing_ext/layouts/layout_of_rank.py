@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_testing_ext._torch.compared_training import before_norms, is_training
+from torch_testing_ext.layouts.heard_calls import HeardCalls
 from torch_testing_ext.layouts.layout_text import places_of
 from torch_testing_ext.layouts.module_outputs import ModuleProbe
 from torch_testing_ext.layouts.tensor_parts import (
@@ -75,7 +76,10 @@ class Layout:
         # In a diagnosis run: the part of the first batch that alone is trained on.
         self.only: int | None = None
         self.samples = 0
-        self.probe = None if setup.probe is None else ModuleProbe(setup.probe, self.record_of_rank)
+        calls = HeardCalls(self.record_of_rank) if axes or setup.probe is not None else None
+        self.probe = (
+            None if setup.probe is None or calls is None else ModuleProbe(setup.probe, self.record_of_rank, calls)
+        )
 
     def __repr__(self) -> str:
         return " ".join(f"{axis}={size}" for axis, size in self._axes.items()) or "single"
@@ -420,10 +424,9 @@ class Layout:
     def _note(self, key: tuple[int, str, str], param: Any, value: Any, follows: str = "") -> None:
         part = part_of_dtensor(value) if is_dtensor(value) else None
         local = None if value is None else copy_of_local(value)
-        follows = follows or key[2]
         if local is not None and not local.dim() and key[1] == "state":
-            part, follows = Part(()), ""
-        self._looks[key] = TensorLook(local, part, self._declared(key[2], param), follows)
+            part = Part(())
+        self._looks[key] = TensorLook(local, part, self._declared(key[2], param), follows or key[2])
 
 
 def clip_gradients(modules: Sequence[nn.Module], most: float) -> torch.Tensor:

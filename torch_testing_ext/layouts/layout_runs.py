@@ -29,6 +29,8 @@ __tracebackhide__ = True
 
 Train = Callable[[Layout], Any]
 _MOST_SAMPLES = 128
+# The logarithm of how often two masks that were drawn apart are alike.
+_RARE = math.log(1e-6)
 
 
 def run_layout(train: Train, text: str, setup: Setup, case: launch.Case, targets: tuple[Any, ...] = ()) -> LayoutRun:
@@ -79,7 +81,12 @@ def _dropout_notes(layout: Layout) -> Callable[[torch.Tensor, torch.Tensor], Non
 
     def note(input: torch.Tensor, mask: torch.Tensor) -> None:
         rounded = (copy_of_local(input).double() * 1e6).round() + 0.0
-        digests = [zlib.crc32(bytes_of(each)) for each in (rounded, copy_of_local(mask))]
+        own = copy_of_local(mask)
+        digests = [zlib.crc32(bytes_of(each)) for each in (rounded, own)]
+        kept = float(own.double().mean())
+        # Two that are drawn apart are hardly ever alike, unless they are small.
+        says_something = own.numel() * math.log(kept**2 + (1 - kept) ** 2) < _RARE
+        digests.append(int(says_something))
         step = layout.record_of_rank.steps
         looks[step, "dropout", f"call {calls[0]}"] = TensorLook(torch.tensor(digests))
         calls[0] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,19 +9,17 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._torch.compared_training import is_training
-from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.tensors.pytrees import tree_leaves
-from torch_testing_ext._torch.torch_frames import program_places
+from torch_testing_ext.layouts.heard_calls import HeardCalls
 from torch_testing_ext.layouts.tensor_parts import Part, copy_of_local, is_dtensor, part_of_dtensor
 from torch_testing_ext.layouts.training_looks import OUTPUT, OUTPUT_GRADIENT, ProbedCall, RankLooks, TensorLook
 
 
 class ModuleProbe:
-    """Keeps the first output of each call of each module in one step, with its gradient, and hears of collectives."""
+    """Keeps the first output of each call of each module in one step, with its gradient, and the calls in between."""
 
-    def __init__(self, step: int, record: RankLooks):
+    def __init__(self, step: int, record: RankLooks, calls: HeardCalls):
         self._probed = step
         self._record = record
         self._step = 0
@@ -31,9 +28,7 @@ class ModuleProbe:
         # What came: a kind, a module and the number of its call; or a collective.
         self._order: list[tuple[str, int, int] | ProbedCall] = []
         register_module_forward_hook(self._on_output)
-        operation_hook.hook.install()
-        self._outer = operation_hook.hook.listener
-        operation_hook.hook.listener = self
+        calls.order = self._order
 
     def _on_output(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._step != self._probed or not is_training():
@@ -89,20 +84,3 @@ class ModuleProbe:
                 self._record.looks[self._probed, kind, title] = TensorLook(
                     joined, Part((None,), partial) if partial else None
                 )
-
-    # -- the listener of the hook
-
-    def before(self, spec: operation_hook.OpSpec, args: tuple[Any, ...]) -> Any:
-        group = operation_hook.group_of(spec, args)
-        place = next(program_places(sys._getframe(2)), None)
-        self._order.append(
-            ProbedCall(f"{spec.kind} in a group of {group.size()}", None if place is None else Site(*place))
-        )
-        return None if self._outer is None else self._outer.before(spec, args)
-
-    def after(self, spec: operation_hook.OpSpec, known: Any, args: tuple[Any, ...], result: Any) -> Any:
-        return None if self._outer is None else self._outer.after(spec, known, args, result)
-
-    def raised(self, known: Any) -> None:
-        if self._outer is not None:
-            self._outer.raised(known)

@@ -85,7 +85,8 @@ class RankLooks:
     microbatches: int = 1
     # Of a probed step: names of modules, by the kind of what was seen, and calls.
     order: list[tuple[str, str] | ProbedCall] = field(default_factory=list)
-    # How the axes were used: the members of the groups of its meshes.
+    # A digest of all that the rank has handed over to each group, by the members.
+    given: dict[tuple[int, ...], int] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0
 

@@ -531,3 +531,181 @@ def tensor_parallel(model, layout):
 def tensor_parallel_and_fsdp2(model, layout):
     tensor_parallel(model, layout)
     fsdp2(model, layout)
+
+
+class Balanced(nn.Module):
+    """Gates whose balance over all tokens is an auxiliary loss."""
+
+    def __init__(self, layout, mistakes):
+        super().__init__()
+        self.layout, self.mistakes = layout, mistakes
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        gates = self.router(x).softmax(-1)
+        mean = gates.flatten(0, 1).mean(0)
+        axes = ("tp",) if "balance over tp" in self.mistakes else ("dp", "cp")
+        for axis in (each for each in axes if self.layout.size(each) > 1):
+            mean = Reduce.apply(mean, self.layout.group(axis)) / self.layout.size(axis)
+        self.balance = 4 * (mean**2).sum()
+        for axis in ("dp", "cp"):
+            if f"balance divided by {axis}" in self.mistakes:
+                self.balance = self.balance / self.layout.size(axis)
+        return sum(gates[..., [at]] * expert(x) for at, expert in enumerate(self.experts))
+
+
+def train_balanced(layout, *mistakes):
+    """The balance of the whole batch is in the loss of each rank; what is "only said" is wrong in the record alone."""
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), Balanced(layout, mistakes), nn.Linear(WIDTH, VOCABULARY))
+    layout.load(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for ids, labels in layout.batches(batch_of, STEPS):
+        loss = loss_sum(model(ids), labels) / reduced((labels != -100).sum().double(), layout, "dp", "cp")
+        (loss + 0.1 * model[1].balance).backward()
+        for param in model.parameters():
+            reduced(param.grad, layout, "dp", "cp")
+        said = model[1].balance.detach()
+        layout.record(balance=said / layout.size("dp") if "only said" in mistakes else said)
+        layout.record(tokens=ids.numel(), padding=(labels == -100).sum())
+        layout.step(model, optimizer, loss.detach())
+
+
+class ExchangedNorm(torch.autograd.Function):
+    """A norm of each position, after which the ranks exchange their positions for features."""
+
+    @staticmethod
+    def forward(ctx, x, group, mistakes):
+        ctx.group, ctx.mistakes = group, mistakes
+        ctx.save_for_backward(x)
+        return exchanged(normed(x), group, 2, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        if "norm before the exchange" in ctx.mistakes:
+            return exchanged(gradient_of_norm(exchanged(x, ctx.group, 2, 1), gradient), ctx.group, 1, 2), None, None
+        return gradient_of_norm(x, exchanged(gradient, ctx.group, 1, 2)), None, None
+
+
+def normed(x):
+    return x / (x**2).mean(-1, keepdim=True).sqrt()
+
+
+def gradient_of_norm(x, gradient):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(normed(x), x, gradient)[0]
+
+
+def exchanged(x, group, split, join):
+    """Give each rank its chunk along one dimension, and join what it gets along another."""
+    given = [each.contiguous() for each in x.chunk(group.size(), split)]
+    got = [torch.empty_like(each) for each in given]
+    dist.all_to_all(got, given, group=group)
+    return torch.cat(got, join)
+
+
+class Exchanging(nn.Module):
+    """A scan over all positions, for which a rank has some features."""
+
+    def __init__(self, layout, mistakes):
+        super().__init__()
+        self.layout, self.mistakes = layout, mistakes
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = self.mix(x)
+        if self.layout.size("cp") == 1:
+            return normed(x).cumsum(1).sin()
+        group = self.layout.group("cp")
+        return Back.apply(ExchangedNorm.apply(x, group, self.mistakes).cumsum(1).sin(), group)
+
+
+class Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return exchanged(x, group, 1, 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return exchanged(gradient, ctx.group, 2, 1), None
+
+
+def train_exchanging(layout, *mistakes):
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), Exchanging(layout, mistakes), nn.Linear(WIDTH, VOCABULARY))
+    layout.load(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for ids, labels in layout.batches(batch_of, STEPS):
+        loss = loss_sum(model(ids), labels) / reduced((labels != -100).sum().double(), layout, "cp")
+        loss.backward()
+        for param in model.parameters():
+            reduced(param.grad, layout, "cp")
+        layout.step(model, optimizer, loss.detach())
+
+
+def train_experts_and_tensors(layout, *mistakes):
+    """Experts over ep, and in each the tokens are spread over tp, so that its gradients are shares."""
+    model = nn.ModuleDict({"embedding": nn.Embedding(VOCABULARY, WIDTH), "moe": Experts(layout, mistakes)})
+    layout.load(model)
+    size, place, width = layout.size("ep"), layout.place("ep"), 4 // layout.size("ep")
+    moe = model.moe
+    moe.own = range(place * width, (place + 1) * width)
+    moe.experts = moe.experts[place * width : (place + 1) * width]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tp = layout.size("tp")
+    for ids, labels in layout.batches(batch_of, STEPS):
+        x, wanted = (each.chunk(tp, 1)[layout.place("tp")] for each in (ids, labels))
+        hidden = model.embedding(x)
+        gates = moe.router(hidden).softmax(-1)
+        if size > 1:
+            hidden, gates = (Gather.apply(each, layout.group("ep"), 0) for each in (hidden, gates))
+        out = sum(gates[..., [at]] * expert(hidden) for at, expert in zip(moe.own, moe.experts, strict=True))
+        out = Scatter.apply(out, layout.group("ep"), 0) if size > 1 else out
+        counted = reduced((wanted != -100).sum().double(), layout, "ep", "tp")
+        loss = loss_sum(out @ model.embedding.weight.t(), wanted) / counted
+        loss.backward()
+        for name, param in model.named_parameters():
+            is_expert = "experts" in name
+            if not (is_expert and "experts without tp" in mistakes):
+                reduced(param.grad, layout, "tp")
+            if is_expert and "experts divided by tp" in mistakes:
+                param.grad /= tp
+            if not is_expert and not ("router" in name and "reduced over one group" in mistakes):
+                reduced(param.grad, layout, "ep")
+        layout.step(model, optimizer, reduced(loss.detach(), layout, "tp"))
+
+
+class DroppingShares(nn.Module):
+    """Dropout of the part of the hidden features that a rank has."""
+
+    def __init__(self, layout, mistakes):
+        super().__init__()
+        self.layout, self.mistakes = layout, mistakes
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def cut(self):
+        size, place = self.layout.size("tp"), self.layout.place("tp")
+        for param, dim in ((self.up.weight, 0), (self.up.bias, 0), (self.down.weight, 1)):
+            param.data = param.data.chunk(size, dim)[place].clone()
+
+    def forward(self, x):
+        is_cut = self.layout.size("tp") > 1
+        hidden = F.silu(self.up(Copy.apply(x, self.layout.group("tp")) if is_cut else x))
+        out = self.down(F.dropout(hidden, 0.4))
+        return x + (Reduce.apply(out, self.layout.group("tp")) if is_cut else out)
+
+
+def train_dropping(layout, *mistakes):
+    """Each tp rank draws its own masks of its own features."""
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), DroppingShares(layout, mistakes))
+    model.append(nn.Linear(WIDTH, VOCABULARY))
+    layout.load(model)
+    model[1].cut()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.manual_seed(7 + (0 if "dropout alike" in mistakes else layout.place("tp")))
+    for ids, labels in layout.batches(batch_of, STEPS):
+        loss = loss_sum(model(ids), labels) / (labels != -100).sum()
+        loss.backward()
+        layout.step(model, optimizer, loss.detach())
