@@ -13,7 +13,8 @@ from torch_testing_ext._pytest_ranks.marks import NAME as WORLD_SIZE
 from torch_testing_ext._pytest_ranks.pytest_internals import argument_names, is_of_unittest, skip_at_test
 from torch_testing_ext._pytest_ranks.refusals import note_refusal
 from torch_testing_ext.launch.aspects.world import SIZE
-from torch_testing_ext.layouts.layout_checks import LayoutCheck, LayoutOptions, checked_options, raise_unless_right
+from torch_testing_ext.layouts.layout_checks import LayoutCheck, raise_unless_right
+from torch_testing_ext.layouts.layout_options import LayoutOptions, checked_options
 from torch_testing_ext.layouts.layout_text import parse_axes, parse_steps
 
 # Keeps these frames out of pytest's tracebacks.
@@ -50,7 +51,7 @@ def set_up(item: Any) -> None:
     try:
         options = _options_of(item)
     except (TypeError, ValueError) as error:
-        note_refusal(item, f"@pytest.mark.{NAME}: {error}.")
+        note_refusal(item, f"@pytest.mark.{NAME}: {error}")
     size = SIZE.value()
     if size is not None:
         from torch_testing_ext._collectives.worlds.world_views import not_in_world
@@ -66,6 +67,8 @@ def _options_of(item: Any) -> LayoutOptions:
         raise ValueError("a test of unittest has the decorator instead: torch_testing_ext.layouts.layouts")
     if item.get_closest_marker(WORLD_SIZE) is not None:
         raise ValueError(f"the test has the mark {WORLD_SIZE}, too, and its layouts say how many ranks it has")
+    if len(list(item.iter_markers(NAME))) > 1:
+        raise ValueError("the test has this mark twice: give all layouts to one")
     options = checked_options(mark.args, mark.kwargs)
     if _text_of(item) is None:
         raise ValueError("it was added after the test was collected, which is too late")

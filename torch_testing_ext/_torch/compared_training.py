@@ -83,6 +83,19 @@ def drop_by_values(note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
     replacing.replace_for_good("dropout of a layout", make)
 
 
+def drop_nothing() -> None:
+    """Let `F.dropout` keep all values, for a comparison in which rounding would change masks that follow from them."""
+
+    def make(name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            return original(input, p, False, inplace)
+
+        return dropout
+
+    replacing.replace_for_good("dropout of a layout", make)
+
+
 def before_norms(look: Callable[[], None]) -> None:
     """Call a function before torch computes the norm of gradients, as all of its clipping does."""
 

@@ -251,7 +251,7 @@ class Comparison:
         if kind == "norm" and wanted:
             reasons = self._reasons_for_norm(key[0], {rank: value / wanted for rank, value in have.items()})
         reasons = reasons or self.hypotheses.of_number(wanted, have)
-        if not reasons and kind != "norm":
+        if not reasons and kind == "value":
             differ = [axis for axis in self.run.axes if self._differs_along(axis, have)]
             text = f"ranks along {' and '.join(differ)} have different numbers, whose sum and average are others, too"
             reasons = [Reason("unlike", " ".join(differ), text)] if differ else []

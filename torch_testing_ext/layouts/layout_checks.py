@@ -7,7 +7,7 @@ import inspect
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,25 +17,16 @@ from torch_testing_ext._testing.bases.invocation import case_of
 from torch_testing_ext._testing.bases.rank_accounts import refuse_to_run_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._tests.source_files import source_file
-from torch_testing_ext.launch.most_ranks import too_many
 from torch_testing_ext.layouts import diagnosis
 from torch_testing_ext.layouts.alignment import Alignment
 from torch_testing_ext.layouts.comparison import Comparison
 from torch_testing_ext.layouts.layout_failures import error_of, with_layout
 from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
+from torch_testing_ext.layouts.layout_options import LayoutOptions, checked_options
 from torch_testing_ext.layouts.layout_runs import Train, run_layout
-from torch_testing_ext.layouts.layout_text import SINGLE, axes_of_all, parse_axes, parse_steps
+from torch_testing_ext.layouts.layout_text import axes_of_all, parse_steps
 from torch_testing_ext.layouts.reference_controls import why_it_does_not_train, why_nothing_continues
-from torch_testing_ext.layouts.training_looks import (
-    DATA_AXES,
-    LOAD,
-    SAMPLE,
-    SAVE,
-    SEQUENCE_AXES,
-    WHOLE,
-    LayoutRun,
-    Setup,
-)
+from torch_testing_ext.layouts.training_looks import LOAD, SAMPLE, SAVE, WHOLE, LayoutRun, Setup
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
@@ -46,48 +37,6 @@ _CONTROLS = 3
 _OF_FLOAT32 = 1e-4
 # Of kinds that modules and samples explain.
 _FROM_FORWARD = ("loss", "value", "grad")
-
-
-@dataclass(frozen=True)
-class LayoutOptions:
-    """The arguments that the mark, the decorator and `check_layouts` share."""
-
-    reference: str = SINGLE
-    dtypes: tuple[torch.dtype, ...] = (torch.float64,)
-    # Names of axes that cut samples, and of those that cut positions.
-    data: tuple[str, ...] = DATA_AXES
-    sequence: tuple[str, ...] = SEQUENCE_AXES
-    # The steps before an arrow.
-    save_after: int = 1
-    # Moves weights of one value, in which no mistake would show.
-    generic: bool = True
-    seed: int = 1234
-    timeout: float | None = None
-    devices: int = 0
-    # Makes each tensor that is not compared an error.
-    strict: bool = False
-
-
-def checked_options(texts: Sequence[str], given: dict[str, Any]) -> LayoutOptions:
-    """The options of layouts. Raises TypeError for an unknown one, and ValueError for a text that is no layout."""
-    unknown = [name for name in given if name not in LayoutOptions.__dataclass_fields__]
-    if unknown:
-        raise TypeError(
-            f"layouts have no argument {unknown[0]}; there are {', '.join(LayoutOptions.__dataclass_fields__)}"
-        )
-    options = LayoutOptions(**given)
-    options = replace(options, dtypes=tuple(options.dtypes), data=tuple(options.data), sequence=tuple(options.sequence))
-    if not texts:
-        raise ValueError("no layout is given: write at least one, such as 'tp=2'")
-    if parse_axes(options.reference):
-        raise ValueError(f"the reference is {options.reference!r}; it must be one rank: 'single'")
-    for text in texts:
-        for part in parse_steps(text):
-            if why := too_many(math.prod(parse_axes(part).values())):
-                raise ValueError(f"the layout is {part!r}; {why}")
-    if options.save_after < 1:
-        raise ValueError(f"save_after is {options.save_after}; it must be a number of steps, 1 or more")
-    return options
 
 
 class LayoutCheck:

@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch_testing_ext import launch
 from torch_testing_ext._testing.bases.rank_accounts import refuse_what_ran_nothing
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices, run_spawned
-from torch_testing_ext._torch.compared_training import compute_in_float64, drop_by_values, import_what_training_uses
+from torch_testing_ext._torch.compared_training import (
+    compute_in_float64,
+    drop_by_values,
+    drop_nothing,
+    import_what_training_uses,
+)
 from torch_testing_ext.layouts.layout_of_rank import Layout
 from torch_testing_ext.layouts.layout_text import parse_axes
 from torch_testing_ext.layouts.tensor_parts import bytes_of, copy_of_local
@@ -64,6 +69,8 @@ def _train(rank: int, train: Train, axes: dict[str, int], folder: str, setup: Se
     if setup.is_float64:
         compute_in_float64()
         drop_by_values(_dropout_notes(layout))
+    else:
+        drop_nothing()
     refuse_what_ran_nothing(train(layout))
     layout.end()
     if setup.chunks and layout.samples * setup.chunks <= _MOST_SAMPLES:

@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from kit.own_process import in_own_process
 
-from torch_testing_ext._torch.compared_training import before_norms, compute_in_float64, drop_by_values, is_training
+from torch_testing_ext._torch.compared_training import (
+    before_norms,
+    compute_in_float64,
+    drop_by_values,
+    drop_nothing,
+    is_training,
+)
 
 
 def precision():
@@ -39,6 +45,13 @@ def dropout():
     assert torch.equal(F.dropout(values, 0.3, training=False), values)
 
 
+def no_dropout():
+    drop_nothing()
+    values = torch.arange(1.0, 101.0)
+    assert torch.equal(F.dropout(values, 0.9), values)
+    assert torch.equal(torch.nn.Dropout(0.9)(values), values)
+
+
 def norms():
     looks = []
     before_norms(lambda: looks.append(parameter.grad.tolist()))
@@ -51,7 +64,7 @@ def norms():
 
 class ComparedTrainingTest(unittest.TestCase):
     def test_changes(self):
-        for change in (precision, dropout, norms):
+        for change in (precision, dropout, no_dropout, norms):
             with self.subTest(change.__name__):
                 in_own_process(change)()
 

@@ -546,6 +546,9 @@ class Balanced(nn.Module):
         gates = self.router(x).softmax(-1)
         mean = gates.flatten(0, 1).mean(0)
         axes = ("tp",) if "balance over tp" in self.mistakes else ("dp", "cp")
+        if "own balance" in self.mistakes:
+            self.balance = (gates**2).mean()
+            return sum(gates[..., [at]] * expert(x) for at, expert in enumerate(self.experts))
         for axis in (each for each in axes if self.layout.size(each) > 1):
             mean = Reduce.apply(mean, self.layout.group(axis)) / self.layout.size(axis)
         self.balance = 4 * (mean**2).sum()
@@ -556,13 +559,19 @@ class Balanced(nn.Module):
 
 
 def train_balanced(layout, *mistakes):
-    """The balance of the whole batch is in the loss of each rank; what is "only said" is wrong in the record alone."""
+    """The balance of the whole batch is in the loss of each rank, which is its share of the sum over all tokens.
+
+    What is "only said" is wrong in the record alone.
+    """
     model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), Balanced(layout, mistakes), nn.Linear(WIDTH, VOCABULARY))
     layout.load(model)
     optimizer = torch.optim.AdamW(model.parameters())
     for ids, labels in layout.batches(batch_of, STEPS):
         loss = loss_sum(model(ids), labels) / reduced((labels != -100).sum().double(), layout, "dp", "cp")
-        (loss + 0.1 * model[1].balance).backward()
+        # A mean of the own tokens counts as much as they do.
+        ranks = layout.size("dp") * layout.size("cp")
+        share = ranks if "own balance" in mistakes and "in full" not in mistakes else 1
+        (loss + 0.1 * model[1].balance / share).backward()
         for param in model.parameters():
             reduced(param.grad, layout, "dp", "cp")
         said = model[1].balance.detach()

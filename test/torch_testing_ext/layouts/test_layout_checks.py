@@ -5,7 +5,9 @@ import contextlib
 import layout_programs as programs
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from torch_testing_ext.common_distributed import RankError
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -45,7 +47,7 @@ def by_hand(*mistakes):
 
 
 # A training, its mistake, the layout that shows it, and what is told: tensor, kind, axis.
-CHEAP = (
+PLANTED = (
     (programs.train_by_hand, "unreduced input", "tp=2", "blocks.1.norm.bias", "missing_sum", "tp"),
     (programs.train_by_hand, "loss times tp", "tp=2", "loss", "times", "tp"),
     (programs.train_by_hand, "norm counts replicas", "tp=2", "norm", "norm", "tp"),
@@ -54,8 +56,6 @@ CHEAP = (
     (programs.train_experts, "experts times ep", "ep=2", "moe.experts.3.bias", "times", "ep"),
     (programs.train_sequence, "unreduced norm", "tp=2", "block.norm.bias", "missing_sum", "tp"),
     (programs.train_pipeline, "tied unreduced", "pp=2", "embedding.weight", "missing_sum", "pp"),
-)
-OTHERS = (
     (programs.train_by_hand, "unreduced dp", "dp=2", "head.bias", "missing_sum", "dp"),
     (programs.train_by_hand, "unreduced head", "dp=2", "head.weight", "missing_sum", "dp"),
     (programs.train_by_hand, "reduced copy", "dp=2", "head.weight", "missing_sum", "dp"),
@@ -80,6 +80,14 @@ OTHERS = (
     (programs.train_accumulating, "rescaled", "dp=2", "head.bias", "weighted", ""),
     (programs.train_accumulating, "not cleared", "dp=2", "head.bias", "stale", ""),
     (programs.train_with_own_loader, "a sample twice", "dp=2", "samples", "samples", "dp"),
+    (programs.train_balanced, "balance divided by cp", "cp=2", "balance", "divided", "cp"),
+    (programs.train_balanced, "balance divided by dp", "dp=2", "balance", "divided", "dp"),
+    (programs.train_balanced, "only said", "dp=2", "balance", "divided", "dp"),
+    (programs.train_balanced, "balance over tp", "dp=2 tp=2", "balance", "unlike", "dp"),
+    (programs.train_experts_and_tensors, "experts without tp", "ep=2 tp=2", "moe.experts.3.bias", "missing_sum", "tp"),
+    (programs.train_experts_and_tensors, "experts divided by tp", "ep=2 tp=2", "moe.experts.3.bias", "divided", "tp"),
+    (programs.train_experts_and_tensors, "reduced over one group", "ep=2 tp=2", "moe.router.bias", "missing_sum", "ep"),
+    (programs.train_dropping, "dropout alike", "tp=2", "call 0", "dropout_alike", "tp"),
 )
 # A mistake that no rule explains is told by where values first differ.
 BY_MODULE = (
@@ -87,21 +95,23 @@ BY_MODULE = (
     (programs.train_context, "local attention", "cp=2", "the output of 1; after that of 1.v"),
     (programs.train_context, "labels shifted", "cp=2", "it is the loss, or what it is given beside the model's output"),
     (programs.train_vocabulary, "padding in the loss", "tp=2", "it is the loss, or what it is given beside"),
+    (
+        programs.train_exchanging,
+        "norm before the exchange",
+        "cp=2",
+        "the gradient of the output of 1.mix; after that of 1,",
+    ),
 )
 
 
 class PlantedMistakesTest(LayoutCase):
-    def tell(self, rows):
-        for function, mistake, *told in rows:
+    @pytest.mark.slow
+    def test_each(self):
+        for function, mistake, *told in PLANTED:
             with self.subTest(mistake):
                 self.told(planted(function, mistake), *told)
-
-    def test_cheap_ones(self):
-        self.tell(CHEAP)
-
-    @pytest.mark.slow
-    def test_others(self):
-        self.tell(OTHERS)
+        in_full = planted(programs.train_balanced, "own balance", "in full")
+        self.told(in_full, "dp=2", "balance", "times", "dp")
         dropout = planted(programs.train_by_hand, "dropout", "dropout unlike")
         self.told(dropout, "tp=2", "call 0", "dropout_unlike", "tp")
 
@@ -142,6 +152,10 @@ SOUND = (
     (planted(programs.train_accumulating), "dp=2"),
     (planted(programs.train_with_own_loader), "dp=2", "dp=4"),
     (planted(programs.train_vocabulary), "tp=2"),
+    (planted(programs.train_experts_and_tensors), "ep=2", "tp=2", "ep=2 tp=2"),
+    (planted(programs.train_dropping), "tp=2"),
+    (planted(programs.train_balanced), "dp=2"),
+    (planted(programs.train_balanced, "own balance"), "dp=2"),
     (by_torch(programs.ddp), "dp=2"),
     (by_torch(programs.fsdp2), "dp=2", "dp=4"),
     (by_torch(programs.fsdp2, False), "dp=2"),
@@ -164,8 +178,9 @@ class SoundProgramsTest(LayoutCase):
     @pytest.mark.slow
     def test_context(self):
         """The samples are cut by positions, too, and are the only thing that is not compared."""
-        (report,) = check_layouts(planted(programs.train_context), "cp=2")
-        self.assertEqual(list(report.not_compared), ["the samples"])
+        for train in (programs.train_context, programs.train_balanced, programs.train_exchanging):
+            (report,) = check_layouts(planted(train), "cp=2")
+            self.assertEqual(list(report.not_compared), ["the samples"])
 
     @pytest.mark.slow
     def test_bfloat16(self):
@@ -232,6 +247,79 @@ class RefusalsTest(LayoutCase):
             check_layouts(by_hand(), "pp=2")
         with self.refused("dp=3: all 3 ranks raised ValueError: 4 samples do not divide over dp=3", RankError):
             check_layouts(by_hand(), "dp=3")
+        with self.refused("6 positions do not divide over cp=4", RankError):
+            check_layouts(planted(programs.train_context), "cp=4")
+
+    def test_options(self):
+        for text, options in (
+            ("strict is 1", {"strict": 1}),
+            ("dtypes is ()", {"dtypes": ()}),
+            ("data is 'dp cp'", {"data": "dp cp"}),
+            ("timeout is -1", {"timeout": -1}),
+        ):
+            with self.subTest(text), self.refused(text, ValueError):
+                check_layouts(by_hand(), "tp=2", **options)
+        with self.refused("the layout is 'tp=2000'; at most 1024 are possible", ValueError):
+            check_layouts(by_hand(), "tp=2000")
+        with self.refused("'tp=2' is given twice", ValueError):
+            check_layouts(by_hand(), "tp=2", "dp=2", "tp=2")
+
+    def test_meshes(self):
+        def uses(sizes, names):
+            def train(layout):
+                if layout.size("tp") > 1:
+                    dist.init_process_group("gloo")
+                    layout.use(init_device_mesh("cpu", sizes, mesh_dim_names=names))
+                programs.train_by_hand(layout)
+
+            return train
+
+        with self.refused("the mesh has 1 ranks along tp, the layout 2", RankError):
+            check_layouts(uses((2, 1), ("dp", "tp")), "tp=2")
+        with self.refused("the mesh has no dimension tp; it has dp, cp", RankError):
+            check_layouts(uses((2, 1), ("dp", "cp")), "tp=2")
+
+    @pytest.mark.slow
+    def test_a_mesh_in_another_order(self):
+        """The program's own mesh has the axes the other way round, and says so."""
+
+        def train(layout):
+            if layout.size("dp") > 1:
+                dist.init_process_group("gloo")
+                layout.own = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+                layout.use(layout.own)
+                layout.group = lambda axis: layout.own[axis].get_group()
+            programs.train_by_hand(layout)
+
+        self.alike(train, "dp=2 tp=2")
+
+    def test_numbers_of_steps(self):
+        def stops(layout):
+            programs.STEPS = 2 if layout.size("dp") == 1 else 1
+            programs.train_by_hand(layout)
+
+        with self.refused("dp=2 stopped after step 0, the reference after step 1"):
+            check_layouts(stops, "dp=2")
+
+    def test_ranks_that_fail(self):
+        def fails(layout):
+            if layout.place("dp"):
+                raise KeyError("planted")
+            programs.train_by_hand(layout)
+
+        with self.refused("dp=2: rank 1 of 2 raised KeyError: 'planted'", RankError):
+            check_layouts(fails, "dp=2")
+
+    @pytest.mark.slow
+    def test_strict(self):
+        def unsaid(layout):
+            layout.record(**({"speed": 1.0} if layout.size("dp") > 1 else {}))
+            programs.train_by_hand(layout)
+
+        (report,) = check_layouts(unsaid, "dp=2")
+        self.assertEqual(report.not_compared, {"speed": "the reference has not recorded it"})
+        with self.refused("dp=2: speed is not compared: the reference has not recorded it"):
+            check_layouts(unsaid, "dp=2", strict=True)
 
     def test_parameters(self):
         def named(layout):
