@@ -1,6 +1,7 @@
 """The files of examples/ run, and each says in two lines what it shows and how to run it."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -36,7 +37,10 @@ class ExamplesTest(unittest.TestCase):
             done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             tests = json.loads(results.read_text())["tests"]
-        self.assertEqual({test["outcome"] for test in tests}, {"passed"})
+        is_installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
+        others = [test for test in tests if is_installed or "test_hugging_face" not in test["file"]]
+        self.assertEqual({test["outcome"] for test in others}, {"passed"})
+        self.assertEqual({test["outcome"] for test in tests if test not in others} - {"skipped"}, set())
         names = {file.name for file in EXAMPLES}
         self.assertEqual({Path(test["file"]).name for test in tests}, names - {"train.py"})
 

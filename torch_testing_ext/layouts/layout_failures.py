@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, FailureView, LineKind, RankRow, Site, Value
+from torch_testing_ext._collectives.failure import (
+    MOST_SCREEN_LINES,
+    WIDTH,
+    FailureView,
+    LineKind,
+    RankRow,
+    Site,
+    Value,
+    height,
+)
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
@@ -50,22 +59,21 @@ def view_of_report(report: LayoutReport, case: launch.Case, reference: str) -> F
         account = _account(report, report.refusal)
         return FailureView(report.refusal, show_command=show, rerun_command=again, account=account)
     title = f"{report.layout} does not train as {reference}: {finding.title}"
-    rows = tuple(_rows(finding))
     unknown = f"differs by {finding.size:.2g} of its largest element; no simple rule explains it"
     texts = [reason.text for reason in finding.reasons] or [unknown]
     values = [Value(line, LineKind.GOT) for text in texts for line in textwrap.wrap(text, WIDTH - 2)]
-    # Before remarks come the reasons: a screen has a title, two empty lines and two commands besides.
-    room = MOST_SCREEN_LINES - 5 - min(len(rows), 4) - min(len(values), 5)
-    remarks = [line for remark in _remarks(report) for line in textwrap.wrap(remark, WIDTH)][: max(1, room)]
-    return FailureView(
+    view = FailureView(
         title,
-        rows=rows,
+        rows=tuple(_rows(finding)),
         values=tuple(values),
-        remarks=tuple(remarks),
         account=_account(report, title),
         show_command=show,
         rerun_command=again,
     )
+    # As many as leave the reasons on the screen.
+    room = MOST_SCREEN_LINES - 1 - height(view.screen)
+    remarks = [line for remark in _remarks(report) for line in textwrap.wrap(remark, WIDTH)]
+    return replace(view, remarks=tuple(remarks[: max(1, room)]))
 
 
 def _rows(finding: LayoutFinding) -> Iterator[RankRow]:

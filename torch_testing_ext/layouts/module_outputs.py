@@ -33,7 +33,9 @@ class ModuleProbe:
     def _on_output(self, module: nn.Module, _: Any, output: Any) -> None:
         if self._step != self._probed or not is_training():
             return
-        tensor = next((each for each in tree_leaves(output) if isinstance(each, torch.Tensor)), None)
+        tensors = [each for each in tree_leaves(output) if isinstance(each, torch.Tensor)]
+        # A model that returns its loss, too, has a better one beside.
+        tensor = next((each for each in tensors if each.dim()), tensors[0] if tensors else None)
         if tensor is None or not tensor.is_floating_point():
             return
         key, calls = id(module), self._seen.setdefault(id(module), [])
@@ -45,6 +47,8 @@ class ModuleProbe:
             hooked.register_hook(lambda gradient: self._on_gradient(key, call, gradient))
 
     def _on_gradient(self, module: int, call: int, gradient: Any) -> None:
+        if gradient is None:
+            return
         self._seen[module][call][1] = gradient.detach()
         self._order.append((OUTPUT_GRADIENT, module, call))
 
