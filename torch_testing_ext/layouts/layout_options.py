@@ -43,9 +43,8 @@ def checked_options(texts: Sequence[str], given: dict[str, Any]) -> LayoutOption
         if name not in known:
             raise TypeError(f"layouts have no argument {name}; there are {', '.join(known)}.{nearest(name, known)}")
     options = LayoutOptions(**given)
-    options = replace(options, dtypes=_dtypes(options.dtypes))
-    for name in ("data", "sequence"):
-        options = replace(options, **{name: _names(name, getattr(options, name))})
+    data, sequence = _names("data", options.data), _names("sequence", options.sequence)
+    options = replace(options, dtypes=_dtypes(options.dtypes), data=data, sequence=sequence)
     for name in ("generic", "strict"):
         if not isinstance(getattr(options, name), bool):
             raise ValueError(f"{name} is {getattr(options, name)!r}; it must be True or False")
