@@ -169,6 +169,10 @@ class _Taking:
             if file is not None:
                 self._of_files[file].results.append(result)
                 continue
+            if results.is_foreign and not result.test.method:
+                for one in self._matcher.of_class(result.test):
+                    self._evidence[one.id, one.line][""].results.append(result)
+                continue
             found = self._matcher.matches(result.test, results.is_foreign)
             self._record(found, result.test, results).results.append(result)
         for each in results.left_out:
@@ -292,14 +296,24 @@ class _Taking:
         said = next((result.message for result in results if result.message), "no reason is known")
         if wants:
             return HoleReason.NEED, f"needs {' or '.join(wants)}"
-        place = next((result.skipped_at for result in results if result.skipped_at), "")
         line = next(iter(test.skips), 0) or test.skip_mark
-        if not place and line:
-            place = f"{file.file}:{line}"
-        is_own = bool(line) or (place and PurePosixPath(file.file).name == PurePosixPath(place.rpartition(":")[0]).name)
-        if not is_own and _NEED.search(said):
+        place = next(filter(None, (self._place(result.skipped_at) for result in results)), None)
+        if place is None or (line and self._is_at(test, place)):
+            place = file.file, line or test.line
+        # A mark or decorator from elsewhere skips at the test itself, and says what it needs.
+        if not line and self._is_at(test, place) and _NEED.search(said):
             return HoleReason.NEED, said
-        return HoleReason.BY_HAND, f"{place or f'{file.file}:{test.line}'}: {said}"
+        return HoleReason.BY_HAND, f"{place[0]}:{place[1]}: {said}"
+
+    def _place(self, skipped_at: str) -> tuple[str, int] | None:
+        """A line of this project, from a path that another machine may have; None if it is elsewhere."""
+        path, _, number = skipped_at.rpartition(":")
+        file = self._matcher.place(path) if path else None
+        return (file, int(number)) if file is not None else None
+
+    @staticmethod
+    def _is_at(test: DefinedTest, place: tuple[str, int]) -> bool:
+        return place[0] == test.id.file and test.first_line <= place[1] <= test.line
 
     def _why_left_out(self, left_out: Sequence[OmittedTest], stopped: Sequence[str]) -> str:
         reasons = list(dict.fromkeys(each.why for each in left_out))

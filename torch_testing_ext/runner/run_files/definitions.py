@@ -22,6 +22,7 @@ from torch_testing_ext.runner.options.default_folders import table, toml_content
 
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 _OTHERS_CODE = ("build", "dist", "node_modules", "venv", "__pycache__")
+_SETUPS = ("setUp", "setUpClass", "setup_method", "setup_class")
 # More parameters than one wants to see by name.
 _MOST_PARAMETERS = 1000
 
@@ -32,6 +33,8 @@ class DefinedTest:
 
     id: TestId
     line: int
+    # The line of its first decorator.
+    first_line: int
     # A hash of its source, in which its name does not count.
     body: str
     is_parametrized: bool = False
@@ -190,7 +193,7 @@ def defined_in(root: Path, file: str, patterns: Patterns | None = None) -> Defin
     if tree is None:
         return DefinedFile(file)
     reader = _FileReader(file, patterns)
-    reader.read(tree.body, (), "", 0)
+    reader.read(tree.body, (), "", _mark_within(tree.body))
     imports = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -268,30 +271,25 @@ class _FileReader:
         is_collected = not why and not why_not
         name = "::".join((*within, node.name))
         self.classes.append(DefinedClass(name, bases, node.lineno, is_collected))
-        marked = _skip_mark(node.decorator_list) or _class_mark(node) or skip_mark
+        marked = _skip_mark(node.decorator_list) or _mark_within(node.body) or skip_mark
+        in_setups = [line for name in _SETUPS if name in methods for line in _skip_calls(methods[name])]
+        marked = marked or next(iter(in_setups), 0)
         self.read(node.body, (*within, node.name), why or why_not, marked)
 
     def _test(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef, within: tuple[str, ...], why: str, skip_mark: int
     ) -> DefinedTest:
         test = TestId(self._file, "::".join(within), node.name)
-        nested = ast.Module([node], [])
-        lines = tuple(
-            each.lineno
-            for each in ast.walk(nested)
-            if isinstance(each, ast.Call)
-            and _last_name(each.func) in ("skip", "skipTest", "SkipTest")
-            and not any(each in ast.walk(decorator) for decorator in node.decorator_list)
-        )
         sets = [_called(each) for each in node.decorator_list]
         is_parametrized = any("parametrize" in _last_name(each) or _last_name(each) == "given_each" for each in sets)
         return DefinedTest(
             test,
             node.lineno,
+            min([node.lineno, *(each.lineno for each in node.decorator_list)]),
             _body_of(node),
             is_parametrized,
             _parameters(node.decorator_list),
-            lines,
+            _skip_calls(node),
             _skip_mark(node.decorator_list) or skip_mark,
             why,
         )
@@ -323,11 +321,15 @@ def _skip_mark(decorators: Sequence[ast.expr]) -> int:
     return next((each.lineno for each in decorators if _last_name(each) in names), 0)
 
 
-def _class_mark(node: ast.ClassDef) -> int:
-    for each in node.body:
-        if _is_skip_mark(each):
-            return each.lineno
-    return 0
+def _mark_within(body: Sequence[ast.stmt]) -> int:
+    """The line of the mark that skips all in the body of a class or module."""
+    return next((each.lineno for each in body if _is_skip_mark(each)), 0)
+
+
+def _skip_calls(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, ...]:
+    """The lines at which a function skips the test."""
+    calls = (each for statement in node.body for each in ast.walk(statement) if isinstance(each, ast.Call))
+    return tuple(call.lineno for call in calls if _last_name(call.func) in ("skip", "skipTest", "SkipTest"))
 
 
 def _is_skip_mark(node: ast.stmt) -> bool:

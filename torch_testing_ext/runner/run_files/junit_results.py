@@ -23,9 +23,14 @@ from .run_file import BadResults
 LARGEST = 256 * 1024 * 1024
 DEEPEST = 50
 _PIECE = 1 << 16
-# Where pytest skipped: the first line of the text of a `skipped`.
+# Where pytest skipped: the first line of the text of a `skipped`, and the text for a module.
 _PLACE = re.compile(r"^(\S.*?\.py):(\d+): ")
+_OF_MODULE = re.compile(r"""^\('(.*?\.py)', (\d+), ["'](?:[\w.]+: )?(.*)["']\)$""", re.DOTALL)
 _NUMBER = re.compile(r" #\d+$")
+# unittest's name of a subtest, and of a class or module whose tests cannot begin.
+_SUBTEST = re.compile(r"^([^\W\d]\w*) [(\[].*[)\]]$", re.DOTALL)
+_SETUP = re.compile(r"^(setUpClass|setUpModule) \((.+)\)$")
+_UNITTESTS_FILE = re.compile(r"^unittest\.loader\.(?:_FailedTest|ModuleSkipped)\.?")
 
 
 def read_junit(path: Path) -> RunResults:
@@ -49,7 +54,8 @@ def read_junit(path: Path) -> RunResults:
             parser.Parse(b"", True)
     except OSError as error:
         raise BadResults(f"{path}: {error.strerror}") from None
-    except xml.parsers.expat.ExpatError as error:
+    except (xml.parsers.expat.ExpatError, LookupError, ValueError) as error:
+        # The last two are of its encoding.
         raise BadResults(f"{path} is neither a run file nor JUnit XML: {error}") from None
     except _Refused as error:
         raise BadResults(f"{path} {error}") from None
@@ -127,12 +133,24 @@ class _Reader:
             self.clock = min(self.clock or math.inf, moment.timestamp())
 
 
+def _test(case: _Case) -> TestId:
+    """The test of a case; one without a method stands for all tests of its class, one without a class for its file."""
+    suite_file = case.suite.get("file", "")
+    file = case.attributes.get("file") or (suite_file if suite_file.endswith(".py") else "")
+    file, cls = file.replace("\\", "/"), case.attributes.get("classname", "")
+    name = _NUMBER.sub("", case.attributes.get("name", ""))
+    if of_file := _UNITTESTS_FILE.match(cls):
+        return TestId("", cls[of_file.end() :], name)
+    if setup := _SETUP.match(name):
+        return TestId(file, setup[2]) if setup[1] == "setUpClass" else TestId("", "", setup[2])
+    if subtest := _SUBTEST.match(name):
+        name = subtest[1]
+    return TestId(file, cls, name)
+
+
 def _result(case: _Case) -> TestResult:
     attributes = case.attributes
-    suite_file = case.suite.get("file", "")
-    file = attributes.get("file") or (suite_file if suite_file.endswith(".py") else "")
-    name = _NUMBER.sub("", attributes.get("name", ""))
-    test = TestId(file.replace("\\", "/"), attributes.get("classname", ""), name)
+    test = _test(case)
     try:
         seconds = float(attributes.get("time", 0.0))
     except ValueError:
@@ -142,10 +160,15 @@ def _result(case: _Case) -> TestResult:
     if failed := by_tag.get("error") or by_tag.get("failure"):
         outcome = TestOutcome.ERROR if "error" in by_tag else TestOutcome.FAILED
         message = failed[0].get("message") or failed[1]
+        if not test.method or "import" in message.lower() or message == "collection failure":
+            # Of a file: its last line says why.
+            message = (failed[1] or message).strip().rpartition("\n")[2].removeprefix("E ").strip()
     elif skipped := by_tag.get("skipped"):
         outcome, message = TestOutcome.SKIPPED, skipped[0].get("message") or skipped[1]
-        place = _PLACE.match(skipped[1].strip())
-        skipped_at = f"{place[1]}:{place[2]}" if place else ""
+        said = skipped[1].strip()
+        if place := _PLACE.match(said) or _OF_MODULE.match(said):
+            skipped_at = f"{place[1]}:{place[2]}"
+            message = place[3] if place.re is _OF_MODULE else message
         if skipped[0].get("type") == "pytest.xfail":
             outcome = TestOutcome.EXPECTED_FAILURE
             not_judged = "xfail(run=False)" if NOT_RUN_BY_PYTEST in message else ""

@@ -51,6 +51,19 @@ class Matcher:
             return (found[-1],)
         return tuple(found)
 
+    def of_class(self, test: TestId) -> tuple[DefinedTest, ...]:
+        """The tests of a class for which one result of another runner stands."""
+        words = test.cls.split(".")
+        fits = [each for each in self._files.values() if not test.file or _paths_end_alike(test.file, each.file)]
+        tests = [each for file in fits for each in file.tests if each.id.cls.split("::")[-1] == words[-1]]
+        best = max((_alike(_module(each.id.file), words[:-1]) for each in tests), default=0)
+        return tuple(each for each in tests if _alike(_module(each.id.file), words[:-1]) == best)
+
+    def place(self, path: str) -> str | None:
+        """The file of the project that a path of any machine names; None if it names none."""
+        found = [file for file in self._stems.get(PurePosixPath(path).stem, ()) if _paths_end_alike(path, file)]
+        return max(found, key=lambda file: file.count("/"), default=None)
+
     def file_of(self, test: TestId, is_foreign: bool) -> str | None:
         """The file that a result stands for, if it is one of a whole file: it skips itself, or cannot be imported."""
         if not is_foreign:

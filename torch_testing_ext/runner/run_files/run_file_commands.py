@@ -8,7 +8,8 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import NoReturn
@@ -83,6 +84,14 @@ def _warn(text: str) -> None:
     sys.stderr.write(f"warning: {text}\n")
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadResults(f"{path} could not be written: {error.strerror}") from None
+
+
 def _merge(argv: Sequence[str], root: Path) -> int:
     parser = _Parser("merge")
     parser.add_argument("files", nargs="+", metavar="FILE", help="a run file, or a pattern of several")
@@ -101,10 +110,8 @@ def _merge(argv: Sequence[str], root: Path) -> int:
         raise UsageError(f"merge: {'; '.join(torn)}")
     runs, missing = merged(files)
     if words.output is not None:
-        try:
+        with _writing(words.output):
             write_run_file(words.output, runs, missing)
-        except OSError as error:
-            raise BadResults(f"{words.output} could not be written: {error.strerror}") from None
     whole = dataclasses.replace(files[0], runs=runs, missing=missing)
     run = folded(list(whole.recorded(WHILE_RUNNING)), missing)
     options = Options(html=words.html, junitxml=words.junitxml, results=words.results)
@@ -260,7 +267,8 @@ def _census(argv: Sequence[str], root: Path) -> int:
     if not census.tests:
         raise UsageError(f"census: no tests in {', '.join(map(str, places))}: --tests names their folders")
     if words.json is not None:
-        write_atomically(words.json, json.dumps(census_document(census), indent=1) + "\n")
+        with _writing(words.json):
+            write_atomically(words.json, json.dumps(census_document(census), indent=1) + "\n")
     _print("\n".join(census_lines(census)))
     if words.max_new is not None and census.new_holes > words.max_new:
         return ExitCode.FAILED
