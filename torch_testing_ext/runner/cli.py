@@ -17,7 +17,7 @@ from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext._tests.kept_failures import CACHE
 
 from .model import ExitCode, exit_code
-from .options import CannotRun, UsageError, layers, sources
+from .options import Action, CannotRun, UsageError, layers, sources
 from .options.commands import COMMANDS, OF_RUN_FILES
 from .options.sources import ConfiguredOptions
 
@@ -148,7 +148,6 @@ def _discard_stdout() -> None:
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run or list tests."""
     from . import aspects_of_run, run_session
-    from .coverage_of_run import measured
 
     options = configured.options
     for note in configured.notes:
@@ -167,8 +166,12 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         from .watching import watch
 
         return watch(options, root, guarded)
-    with measured(options):
-        return run_session.run(options, root)
+    if options.coverage and options.action is Action.RUN:
+        from .coverage_of_run import measured
+
+        with measured():
+            return run_session.run(options, root)
+    return run_session.run(options, root)
 
 
 # -- the command show

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .options import Action, Options, UsageError
+from .options import UsageError
 
 # How coverage.py reaches processes that are started or forked, and those that end without Python's clean-up.
 _PATCHES = ["subprocess", "fork", "_exit"]
@@ -22,11 +22,8 @@ _NOT_OTHERS = (
 
 
 @contextmanager
-def measured(options: Options) -> Iterator[None]:
-    """Measure this block with --coverage, and write the report of it. The project's settings of coverage.py hold."""
-    if not options.coverage or options.action is not Action.RUN:
-        yield
-        return
+def measured() -> Iterator[None]:
+    """Measure this block, and write the report of it. The project's settings of coverage.py hold."""
     try:
         import coverage
     except ImportError:

@@ -8,6 +8,7 @@ otherwise.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from contextlib import nullcontext
 from unittest import mock
@@ -25,8 +26,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext.common_distributed import at_least_x_gpu
-from torch_testing_ext.common_fsdp import FSDPTest
+from torch_testing_ext.common_distributed import at_least_x_gpu, skip_if_lt_x_gpu
+from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
 from torch_testing_ext.common_utils import TEST_WITH_DEV_DBG_ASAN, instantiate_parametrized_tests, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSNormPython
 
@@ -119,6 +120,8 @@ class TestTPFSDPIntegration(FSDPTest):
         DTensor has summed those of the layers in the plan over tp. Those of the other
         parameters still differ between ranks of tp.
         """
+        wrapped = [module for module in tp_fsdp_model.modules() if type(module) is FSDP]
+        self.assertEqual(wrapped, [tp_fsdp_model], "the masks below are of one FSDP around the whole model")
         fsdp_world_size = self.world_size // tp_pg.size()
         unsummed = torch.cat(
             [torch.full((numel,), name in non_sharded_param_names) for name, numel in param_name_to_numel.items()]
@@ -193,7 +196,7 @@ class TestTPFSDPIntegration(FSDPTest):
             "use_orig_params": use_orig_params,
             "device_id": self.device,
         }
-        mesh_1d = init_device_mesh(self.device_type, (self.world_size,))
+        mesh_1d = init_device_mesh(self.device.type, (self.world_size,))
         fsdp_model = FSDP(model, device_mesh=mesh_1d, **options)
         mesh_2d = self._mesh_2d(tensor_parallel_size)
         tp_pg, fsdp_pg = mesh_2d.get_group("tp"), mesh_2d.get_group("dp")
@@ -217,7 +220,7 @@ class TestTPFSDPIntegration(FSDPTest):
             param_name_to_numel,
             param_name_to_sharding_info,
             None,
-            self.process_group,
+            dist.group.WORLD,
             None,
         )
         model_tp_grads = self._get_grads_as_flattened(
@@ -245,7 +248,7 @@ class TestTPFSDPIntegration(FSDPTest):
 
     def test_fsdp_tp_extension_grad(self):
         mesh_2d = self._mesh_2d()
-        device = self.device_type
+        device = self.device.type
 
         class TestModel(torch.nn.Module):
             def __init__(self) -> None:
@@ -276,7 +279,7 @@ class TestTPFSDPIntegration(FSDPTest):
         funcol = torch.ops.c10d_functional
         c10d_ops = torch.ops.c10d
         # FSDP gathers a list of tensors on the CPU, and else one tensor, over gloo, too.
-        gather = c10d_ops.allgather_ if self.device_type == "cpu" else c10d_ops._allgather_base_
+        gather = c10d_ops.allgather_ if self.device.type == "cpu" else c10d_ops._allgather_base_
         tp_comms = {funcol.reduce_scatter_tensor: 2, funcol.all_gather_into_tensor: 2, funcol.all_reduce: 1}
         fsdp_comms = {gather: 1, c10d_ops._reduce_scatter_base_: 1}
         self.assertEqual(dict(comm_mode.get_comm_counts()), {**tp_comms, **fsdp_comms})
@@ -317,7 +320,7 @@ class TestTPFSDPIntegration(FSDPTest):
 
         # FSDP1 refuses to sync modules on the CPU, which NCCL does not support; gloo does.
         check = "_check_module_states_for_sync_module_states"
-        with mock.patch.object(_init_utils, check) if self.device_type == "cpu" else nullcontext():
+        with mock.patch.object(_init_utils, check) if self.device.type == "cpu" else nullcontext():
             fsdp_mod = FSDP(model, device_mesh=dp_mesh, sync_module_states=True, device_id=self.device)
         with fsdp_mod.summon_full_params(fsdp_mod):
             for name in ("param", "buf"):
@@ -328,7 +331,7 @@ class TestTPFSDPIntegration(FSDPTest):
 
     def test_fsdp_tp_integration_cpu_offload(self):
         # PyTorch has this in `test_fsdp_tp_integration`. Here, a report shows the gap.
-        if self.device_type == "cpu":
+        if self.device.type == "cpu":
             self.skipTest("FSDP1 pins the memory of offloaded parameters, which takes an accelerator")
         self._test_fsdp_options([CPUOffload(offload_params=True)])
 
@@ -344,8 +347,30 @@ class TestTPFSDPIntegration(FSDPTest):
 
     def _mesh_2d(self, tensor_parallel_size: int = 2) -> DeviceMesh:
         shape = self.world_size // tensor_parallel_size, tensor_parallel_size
-        return init_device_mesh(self.device_type, shape, mesh_dim_names=("dp", "tp"))
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "tp"))
 
+
+class OnSharedRanks(FSDPTestContinuous):
+    """4 ranks that a class keeps, on accelerators if there are as many."""
+
+    world_size = 4
+
+    @property
+    def device(self) -> torch.device:
+        device_type = self.device_type()
+        return torch.device(device_type, None if device_type == "cpu" else torch.accelerator.current_device_index())
+
+
+# The tests on the base of PyTorch's newest version of this file.
+TestTPFSDPIntegrationContinuous = type(
+    "TestTPFSDPIntegrationContinuous",
+    (OnSharedRanks,),
+    {
+        name: skip_if_lt_x_gpu(4, allow_cpu=True)(member) if name.startswith("test_") else member
+        for name, member in vars(TestTPFSDPIntegration).items()
+        if inspect.isfunction(member)
+    },
+)
 
 instantiate_parametrized_tests(TestTPFSDPIntegration)
 

@@ -37,6 +37,23 @@ LEFT_OUT = {
         "DDP_TP_Test.tearDown": "the base leaves the group: each test has its own ranks",
     },
 }
+# The classes whose bases are others than in PyTorch's newest version, with the reason.
+OTHER_BASES = {
+    "fsdp_tp_integration.py": {
+        "TestTPFSDPIntegration": "fresh ranks, as at first; TestTPFSDPIntegrationContinuous has PyTorch's",
+    },
+    REPLICATE: {
+        "MultiProcessInductorTestCase": "graphs are never cached, which InductorTestCase sees to",
+        "DDP_TP_Test": "its ranks are real, not of the fake backend",
+    },
+}
+# The calls of PyTorch's modules that ours make of something else, with the reason.
+OTHER_CALLS = {
+    "tp_examples.py": {
+        "instantiate_parametrized_tests(DistTensorParallelExampleTestWithLocalTensor)": "done before, of the class",
+        "instantiate_device_type_tests(DistTensorParallelExampleTest)": "of a copy: the class stays, for the CPU",
+    },
+}
 # What ours has in front of PyTorch's, since the definitions there need it.
 FIRST = {
     "tp_examples.py": ["multi_dim_loss", "thaw_name", "DistTensorParallelExampleTest.world_size"],
@@ -56,13 +73,14 @@ class Definition(NamedTuple):
     parameters: tuple[str, ...] = ()
     cases: tuple[tuple[str, tuple[str, ...]], ...] = ()  # of each `parametrize`: its names and values
     is_constant: bool = False
+    bases: tuple[str, ...] = ()
 
 
 def outline(body: list[ast.stmt], within: str = "") -> Iterator[Definition]:
     for node in body:
         match node:
-            case ast.ClassDef(name=name):
-                yield Definition(within + name)
+            case ast.ClassDef(name=name, bases=bases):
+                yield Definition(within + name, bases=tuple(ast.unparse(base).rpartition(".")[2] for base in bases))
                 yield from outline(node.body, f"{within}{name}.")
             case ast.FunctionDef(name=name, args=args):
                 parameters = tuple(one.arg for one in (*args.args, *args.kwonlyargs))
@@ -80,6 +98,16 @@ def cases(function: ast.FunctionDef) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 def read(file: Path) -> dict[str, Definition]:
     return {one.name: one for one in outline(ast.parse(file.read_text()).body)}
+
+
+def calls(file: Path) -> set[str]:
+    """The calls of the module itself, with their first argument; not those under a condition."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[first, *_])):
+                found.add(f"{name}({ast.unparse(first)})")
+    return found
 
 
 def header(file: Path) -> list[str]:
@@ -117,6 +145,31 @@ class OutlinesTest(unittest.TestCase):
                         self.assertEqual(our_names, names, name)
                         self.assertLessEqual(set(values), set(our_values), name)
                 self.assertEqual(left_out, set(LEFT_OUT.get(theirs.name, {})))
+
+    def test_the_bases(self) -> None:
+        for theirs, ours in self.files():
+            with self.subTest(theirs.name):
+                mine = read(ours)
+                others = {
+                    name
+                    for name, definition in read(theirs).items()
+                    if name in mine and mine[name].bases != definition.bases
+                }
+                self.assertEqual(others, set(OTHER_BASES.get(theirs.name, {})))
+
+    def test_the_calls_of_the_module(self) -> None:
+        for theirs, ours in self.files():
+            with self.subTest(theirs.name):
+                self.assertEqual(calls(theirs) - calls(ours), set(OTHER_CALLS.get(theirs.name, {})))
+
+    def test_the_newest_forms_are_there(self) -> None:
+        """Beside the classes whose bases or calls are others."""
+        fsdp = (SUITES / "fsdp/test_fsdp_tp_integration.py").read_text()
+        self.assertRegex(fsdp, r"(?m)^class OnSharedRanks\(FSDPTestContinuous\):")
+        self.assertIn('"TestTPFSDPIntegrationContinuous",\n    (OnSharedRanks,)', fsdp)
+        examples = (SUITES / "tensor/parallel/test_tp_examples.py").read_text()
+        self.assertRegex(examples, r"(?m)^instantiate_device_type_tests\(.*, except_for=\[.cpu.\], allow_xpu=True\)$")
+        self.assertEqual(examples.count("    @skipXPUIf(True, "), 2)
 
     def test_the_order(self) -> None:
         for theirs, ours in self.files():

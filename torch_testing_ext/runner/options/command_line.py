@@ -24,7 +24,6 @@ from .all_options import OPTION_TABLE, Options
 from .commands import COMMANDS
 from .declaring import Level, OptionSpec
 from .names import setting_name, shown_value
-from .pytorch_words import as_ours
 from .readers import read_pytest_options, why_not_for_pytest
 from .values import UsageError
 
@@ -93,6 +92,8 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
     arguments = _Arguments(command, as_pytorch)
     notes: Sequence[str] = ()
     if as_pytorch and not command:
+        from .pytorch_words import as_ours
+
         argv, notes = as_ours(argv)
     # After `--`, all words are for pytest.
     end = argv.index("--") if "--" in argv else len(argv)

@@ -27,6 +27,7 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.distributed.tensor.parallel.input_reshard import input_reshard
 
+from torch_testing_ext.common_device_type import instantiate_device_type_tests, skipXPUIf
 from torch_testing_ext.common_utils import (
     HardwareClassification,
     instantiate_parametrized_tests,
@@ -259,6 +260,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
     @with_comms
     @parametrize("is_seq_parallel", [True, False])
     @parametrize("dtype", [torch.float64, torch.float32])
+    @skipXPUIf(True, "https://github.com/intel/torch-xpu-ops/issues/1555")
     def test_transformer_training(self, is_seq_parallel: bool, dtype: torch.dtype) -> None:
         EXP_BASE_CC = ExpCommCounts(fwd={all_reduce: 6, all_gather: 1}, bwd={all_reduce: 9})
         EXP_SEQ_PARALLEL_CC = ExpCommCounts(
@@ -347,6 +349,7 @@ class DistTensorParallelExampleTest(DTensorTestBase):
         ],
         name_fn=thaw_name,
     )
+    @skipXPUIf(True, "https://github.com/intel/torch-xpu-ops/issues/1555")
     def test_transformer_req_grad(
         self,
         thaw_params: Collection[str] | None,
@@ -582,6 +585,14 @@ DistTensorParallelExampleTestWithLocalTensor = create_local_tensor_test_class(Di
 for test in list(vars(DistTensorParallelExampleTestWithLocalTensor)):
     if test.startswith("test_transformer_"):
         delattr(DistTensorParallelExampleTestWithLocalTensor, test)
+
+# The form of PyTorch's newest version: for each type of accelerators a class of its own, whose tests are named for it.
+# The class above stays, which uses the CPU where there are too few.
+members = {name: value for name, value in vars(DistTensorParallelExampleTest).items() if not name.startswith("__")}
+by_device = {"DistTensorParallelExampleTest": type("DistTensorParallelExampleTest", (DTensorTestBase,), members)}
+by_device["DistTensorParallelExampleTest"].__module__ = __name__
+instantiate_device_type_tests(by_device["DistTensorParallelExampleTest"], by_device, except_for=["cpu"], allow_xpu=True)
+globals().update(by_device)
 
 if __name__ == "__main__":
     run_tests()

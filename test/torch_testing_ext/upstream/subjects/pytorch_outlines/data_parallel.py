@@ -1,7 +1,8 @@
 # Owner(s): ["oncall: distributed"]
+# ruff: noqa: F821
 
 
-class SimpleMLP:
+class SimpleMLP(nn.Module):
     def __init__(self): ...
     def forward(self, x): ...
     def reset_parameters(self): ...
@@ -10,7 +11,7 @@ class SimpleMLP:
 def train_step(model, optim, train_batch): ...
 
 
-class TestDataParallel:
+class TestDataParallel(DTensorTestBase):
     def world_size(self): ...
     def _test_data_parallel(
         self, mod, ddp_mod, opt, ddp_opt, inp, train_step, data_parallel_mode, data_parallel_options

@@ -1,9 +1,10 @@
 # Owner(s): ["oncall: distributed"]
+# ruff: noqa: F821
 
 DIM = 2000
 
 
-class Net:
+class Net(nn.Module):
     def __init__(self, checkpoint): ...
     def forward(self, x): ...
 
@@ -11,11 +12,11 @@ class Net:
 def compiler_fn(no_inductor): ...
 
 
-class MultiProcessInductorTestCase:
+class MultiProcessInductorTestCase(MultiProcessTestCase, InductorTestCase):
     pass
 
 
-class ReplicateTest:
+class ReplicateTest(MultiProcessInductorTestCase):
     def world_size(self): ...
     def setUp(self): ...
     def tearDown(self): ...
@@ -32,7 +33,7 @@ class ReplicateTest:
     def test_bucketing_concat_op(self): ...
 
 
-class DDP_TP_Test:
+class DDP_TP_Test(InductorTestCase):
     def setUp(self): ...
     def tearDown(self): ...
     def test_ddp_tp(self): ...

@@ -3,11 +3,11 @@
 # ruff: noqa: F821
 
 
-class ExpCommCounts:
+class ExpCommCounts(NamedTuple):
     pass
 
 
-class DistTensorParallelExampleTest:
+class DistTensorParallelExampleTest(DTensorTestBase):
     def _check_module(self, m1, m2, check_grad): ...
     def _test_mlp_training_e2e(self, is_seq_parallel, recompute_activation): ...
     def _test_mlp_inference(self, device_mesh): ...
@@ -38,3 +38,5 @@ class DistTensorParallelExampleTest:
 
 
 DistTensorParallelExampleTestWithLocalTensor = ...
+instantiate_parametrized_tests(DistTensorParallelExampleTestWithLocalTensor)
+instantiate_device_type_tests(DistTensorParallelExampleTest, globals(), except_for=["cpu"], allow_xpu=True)
