@@ -81,7 +81,7 @@ def _on_machine(file: Any, path: str, count: int) -> dict[str, Place]:
     with _accelerators(count):
         inventory = make_inventory(Options(), {}, KIND if count else None, count)
         tests = file.listing(path, count)
-        kinds = {named.name: str(getattr(named.test, "device_type", "") or "") for named in file.named}
+        kinds = {named.name: _device_type(named.test) for named in file.named}
         backends = {
             named.name: _backend(named.test, test.backend, kinds[named.name] or (KIND if test.devices else "cpu"))
             for named, test in zip(file.named, tests, strict=True)
@@ -95,6 +95,12 @@ def _on_machine(file: Any, path: str, count: int) -> dict[str, Place]:
         name = named.name
         places[name] = Place(test.world_size, test.devices, kinds[name], test.id in skipped, backends[name])
     return places
+
+
+def _device_type(test: Any) -> str:
+    """The type of device that a test says it uses; classes that keep their ranks have a method for it."""
+    said = getattr(test, "device_type", "")
+    return str((said() if callable(said) else said) or "")
 
 
 def _backend(test: Any, needed: str | None, kind: str) -> str:

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_modul
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from torch_testing_ext.common_distributed import at_least_x_gpu, skip_if_lt_x_gpu
+from torch_testing_ext.common_distributed import at_least_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest, FSDPTestContinuous
 from torch_testing_ext.common_utils import TEST_WITH_DEV_DBG_ASAN, instantiate_parametrized_tests, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import MLPModule, RMSNormPython
@@ -351,9 +351,24 @@ class TestTPFSDPIntegration(FSDPTest):
 
 
 class OnSharedRanks(FSDPTestContinuous):
-    """4 ranks that a class keeps, on accelerators if there are as many."""
+    """4 ranks that a class keeps: on accelerators if there are as many, else on the CPU."""
 
     world_size = 4
+
+    @classmethod
+    def device_type(cls) -> str:
+        accelerator = torch.accelerator.current_accelerator()
+        return accelerator.type if accelerator is not None and at_least_x_gpu(4) else "cpu"
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo" if cls.device_type() == "cpu" else super().backend_str()
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        # FSDPTestContinuous skips where there are fewer accelerators than ranks.
+        base = FSDPTestContinuous if cls.device_type() == "cpu" else OnSharedRanks
+        super(base, cls)._init_pg(rank, world_size, rdvz_file)
 
     @property
     def device(self) -> torch.device:
@@ -365,11 +380,7 @@ class OnSharedRanks(FSDPTestContinuous):
 TestTPFSDPIntegrationContinuous = type(
     "TestTPFSDPIntegrationContinuous",
     (OnSharedRanks,),
-    {
-        name: skip_if_lt_x_gpu(4, allow_cpu=True)(member) if name.startswith("test_") else member
-        for name, member in vars(TestTPFSDPIntegration).items()
-        if inspect.isfunction(member)
-    },
+    {name: member for name, member in vars(TestTPFSDPIntegration).items() if inspect.isfunction(member)},
 )
 
 instantiate_parametrized_tests(TestTPFSDPIntegration)
