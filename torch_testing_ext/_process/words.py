@@ -5,6 +5,7 @@ All functions depend on their arguments alone. Libraries for this (humanize, inf
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import pairwise
@@ -91,6 +92,11 @@ def list_of(ranks: Sequence[int]) -> str:
 def verb_for(ranks: Sized, of_one: str, of_several: str) -> str:
     """The form of a verb that fits these ranks."""
     return of_one if len(ranks) == 1 else of_several
+
+
+def each_once(*groups: Iterable[str]) -> tuple[str, ...]:
+    """The texts of all groups, without those that came before."""
+    return tuple(dict.fromkeys(itertools.chain(*groups)))
 
 
 def grouped(pairs: Iterable[tuple[Key, Element]]) -> dict[Key, list[Element]]:

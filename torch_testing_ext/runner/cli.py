@@ -205,7 +205,7 @@ def _make_reports(configured: ConfiguredOptions) -> int:
     """
     from torch_testing_ext.runner.report import journal, journal_reader, remake_reports
 
-    from .run_session import exit_code_with
+    from .work_run import exit_code_with
 
     options = configured.options
     if len(options.names) > 1:

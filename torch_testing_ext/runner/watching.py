@@ -29,7 +29,7 @@ from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.finding_files import test_files
 from torch_testing_ext.runner.warm.stamps import Stamp, stamp
 
-from . import run_session
+from . import chosen_files, run_session
 from .events import Event, RunEnded
 from .model import ExitCode
 from .options import Options, Rerun, UsageError, Warm
@@ -56,7 +56,7 @@ def watch(options: Options, root: Path, guard: Guard) -> int:
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)
     # Or UsageError.
-    run_session.Chosen.of(options, root, Path.cwd())
+    chosen_files.Chosen.of(options, root, Path.cwd())
     with ExitStack() as owner:
         output = owner.enter_context(tempfile.TemporaryFile())
         page = owner.enter_context(WatchPage(options, output))

@@ -14,9 +14,9 @@ from kit.runs import RunsCase
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import doors
+from torch_testing_ext.runner.opened_site import OWN_SITES
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import OWN_REPORTS, make_reporters
-from torch_testing_ext.runner.run_session import OWN_SITES
 
 if sys.version_info >= (3, 11):
     import tomllib

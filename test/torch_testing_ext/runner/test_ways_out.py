@@ -302,9 +302,9 @@ console.Console._test_finished = broken
         self.write(FILE, SIMPLE)
         self.break_by(
             "from torch_testing_ext.runner import run_site\n"
-            "from torch_testing_ext.runner import run_session\n"
+            "from torch_testing_ext.runner import found_work\n"
             "def plan(*a, **k): raise LookupError('a mistake in the plan')\n"
-            "run_session.plan = plan\n"
+            "found_work.plan = plan\n"
             "run_site.LocalSite.warnings = ('what the site found before',)\n"
         )
         out = self.finish(self.start(*REPORTS), 3)

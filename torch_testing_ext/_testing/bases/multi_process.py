@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,7 +22,16 @@ from torch_testing_ext import launch
 from torch_testing_ext._machine.random_state import set_rng_seed
 from torch_testing_ext._testing.bases import launched_ranks, own_ranks
 from torch_testing_ext._testing.bases.own_ranks import end_own_ranks
+from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
 from torch_testing_ext._testing.bases.rank_accounts import account_for, refuse_what_ran_nothing
+from torch_testing_ext._testing.bases.rank_handles import (
+    PipeFromRank,
+    PipeToParent,
+    RankEvent,
+    RankProcess,
+    UnstartedRank,
+    account_behind,
+)
 from torch_testing_ext._testing.bases.rank_life import leave_process_group, run_rank
 from torch_testing_ext._testing.bases.rank_verdicts import raise_verdict, told_briefly
 from torch_testing_ext._testing.bases.ranked_test_case import own_cleanups
@@ -35,18 +44,6 @@ from torch_testing_ext.launch.attempts import Host, ProcessHost, RankAttempt, Ra
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.session import Session
 from torch_testing_ext.launch.watching.evidence import RankEvidence
-
-if TYPE_CHECKING:
-    pass
-from torch_testing_ext._testing.bases.process_ranks_test_case import ProcessRanksTestCase
-from torch_testing_ext._testing.bases.rank_handles import (
-    PipeFromRank,
-    PipeToParent,
-    RankEvent,
-    RankProcess,
-    UnstartedRank,
-    account_behind,
-)
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True

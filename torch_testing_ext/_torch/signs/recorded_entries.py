@@ -115,7 +115,7 @@ class RecordedEntry(NamedTuple):
         return "output" if self.kind == "scatter" else "input"
 
     def sizes_and_types(self, side: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """How many numbers each tensor of a side has, "input" or "output", and torch's names of their types."""
+        """The numbers of each tensor of a side, "input" or "output", and torch's names of their types."""
         sizes = tuple(math.prod(size) for size in self.fields.get(f"{side}_sizes") or ())
         return sizes, tuple(self.fields.get(f"{side}_dtypes") or ())
 

@@ -54,7 +54,7 @@ def differences(before: Sequence[RunResults], after: Sequence[RunResults]) -> Di
 
 
 def changes(found: Differences) -> dict[TestId, str]:
-    """What is new of each test that has changed, in words."""
+    """The news of each test that has changed, in words."""
     words = {result.test: "new test" for result in found.new}
     for what, results in (
         ("mended", found.mended),

@@ -35,12 +35,12 @@ SUMMARY = """
 import os, sys
 sys.path.insert(0, {root!r})
 from gate import Gate
-from torch_testing_ext.runner import run_session
-ended = run_session.RunEnded
+from torch_testing_ext.runner import work_run
+ended = work_run.RunEnded
 def gated(summary):
     Gate({root!r}).close(os.getpid())
     return ended(summary)
-run_session.RunEnded = gated
+work_run.RunEnded = gated
 """
 PASSES, FAILS, REFUSED = 0, 1, 4
 BRIDGE = "the process that speaks with Ray"

@@ -347,7 +347,7 @@ def _machine(finished: FinishedTest) -> str:
 
 
 def _need(finished: FinishedTest) -> str:
-    """What a test needs beyond a process, in words."""
+    """The needs of a test beyond a process, in words."""
     test = finished.test
     if finished.last.end.want:
         return finished.last.end.want
