@@ -99,12 +99,12 @@ class Resting:
 
     def _adopt(self, name: str, dtensor: DTensor) -> TwoForms:
         """The pair of a DTensor that no call has made, such as that of a copied or loaded model."""
-        rest: Any = dtensor if isinstance(dtensor, RestingTensor) else nn.Parameter(RestingTensor.of(dtensor))
+        rest: Any = dtensor if isinstance(dtensor, RestingTensor) else RestingTensor.of(dtensor)
         local, trains = local_tensor(dtensor), dtensor.requires_grad
         is_sharded = dtensor.placements[0].is_shard()
         plain = nn.Parameter(_nowhere(dtensor) if is_sharded else local.detach(), requires_grad=trains)
         rest.requires_grad_(trains)
-        rest.grad = dtensor.grad
+        rest.grad, rest._is_param = dtensor.grad, True
         pair = rest.pair = TwoForms(plain, rest, self._rows(dtensor) if is_sharded else None, name)
         return pair
 
@@ -257,7 +257,7 @@ class Resting:
         plain, local = pair.plain, mine if rows is None else _own(mine)
         placements = [Replicate() if rows is None else Shard(0)]
         dtensor = _dtensor(local, self.mesh(plain), placements, plain)
-        rest: Any = nn.Parameter(RestingTensor.of(dtensor), requires_grad=plain.requires_grad)
+        rest: Any = RestingTensor.of(dtensor)
         rest.pair = pair
         return rest
 
