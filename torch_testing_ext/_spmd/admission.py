@@ -1,7 +1,7 @@
 """Checks of the state that a call has found, before anything of it is changed."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,44 +85,33 @@ def admit_sharing(sharded: Iterable[Named], others: Iterable[Named]) -> None:
             )
 
 
-def facts_of(
-    params: Sequence[Named], buffers: Iterable[Named], optimizers: Iterable[Optimizer]
-) -> dict[str, list[str]]:
-    """Everything in which the ranks must agree, one line each, by title."""
+def facts_of(params: Sequence[Named], buffers: Iterable[Named], optimizers: Iterable[Optimizer]) -> Iterator[str]:
+    """Everything in which the ranks must agree."""
     names = {id(param): name for name, param in params}
-    groups: list[str] = []
-    states: list[str] = []
+    for name, param in params:
+        yield f"parameter {name}, {_kind(param)}"
+    for name, buffer in buffers:
+        yield f"buffer {name}, {_kind(buffer)}"
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             members = [names.get(id(param)) for param in group["params"]]
-            groups.append(f"group {number} of {type(optimizer).__name__} with the parameters {members}")
-        states += _states(optimizer, names)
-    return {
-        "parameters": [f"{name}, {_kind(param)}" for name, param in params],
-        "buffers": [f"{name}, {_kind(buffer)}" for name, buffer in buffers],
-        "optimizers": groups,
-        "optimizer states": states,
-    }
-
-
-def _states(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[str]:
-    for key, value in optimizer.state.items():
-        owner = names.get(id(key)) if isinstance(key, torch.Tensor) else repr(key)
-        for path, leaf in pytrees.tree_flatten_with_path(value)[0]:
-            yield f"{owner}{pytrees.keystr(path)}, {_kind(leaf)}"
+            yield f"group {number} of {type(optimizer).__name__} with the parameters {members}"
+        for key, value in optimizer.state.items():
+            owner = names.get(id(key)) if isinstance(key, torch.Tensor) else repr(key)
+            for path, leaf in pytrees.tree_flatten_with_path(value)[0]:
+                yield f"state {owner}{pytrees.keystr(path)}, {_kind(leaf)}"
 
 
 def _kind(leaf: Any) -> str:
     return f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
-def compare_facts(of_ranks: Sequence[Mapping[str, Sequence[str]]]) -> None:
+def compare_facts(of_ranks: Sequence[Sequence[str]]) -> None:
     """Raise an error if two ranks have different state."""
-    for title, first in of_ranks[0].items():
-        for rank, facts in enumerate(of_ranks):
-            for mine, theirs in itertools.zip_longest(first, facts[title], fillvalue="nothing"):
-                if mine != theirs:
-                    raise SPMDError(
-                        f"The ranks differ in their {title}. Rank 0: {mine}. Rank {rank}: {theirs}.",
-                        remedy="Build the same model and optimizer on every rank; only values may differ.",
-                    )
+    for rank, facts in enumerate(of_ranks):
+        for mine, theirs in itertools.zip_longest(of_ranks[0], facts, fillvalue="nothing"):
+            if mine != theirs:
+                raise SPMDError(
+                    f"The ranks differ. Rank 0 has {mine}. Rank {rank} has {theirs}.",
+                    remedy="Build the same model and optimizer on every rank; only values may differ.",
+                )

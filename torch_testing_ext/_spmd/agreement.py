@@ -44,7 +44,6 @@ class Header(NamedTuple):
     updated: int
 
 
-_SAME_CALLS = "Call the same steps on every rank, and as many backwards in each of them."
 _PLACES = {
     CallPlace.START: "at the start",
     CallPlace.BACKWARD: "in backward {}",
@@ -63,18 +62,12 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
         return f"The step raised an error on rank {failed[0]}: see there.", "Let all ranks raise, or none of them."
     first = ranks[0]
     for rank, other in enumerate(ranks):
-        if first.step != other.step:
-            return f"Rank 0 is in compiled step {first.step}, rank {rank} in step {other.step}.", _SAME_CALLS
-        if first.call != other.call:
-            return _elsewhere("The ranks ran different numbers of calls", first, other, rank)
-        if first.place != other.place and CallPlace.READ in (first.place, other.place):
-            reader = 0 if first.place == CallPlace.READ else rank
+        if _where(first) != _where(other):
             return (
-                f"Rank {reader} reads gradients or states, and another rank does not.",
-                "Read them on every rank, or on none, before anything changes them.",
+                f"The ranks do different things: rank 0 is {_where(first)}, rank {rank} {_where(other)}.",
+                "Call the same steps on every rank, and in each as many backwards and updates. "
+                "Read gradients and states on every rank, or on none, before anything changes them.",
             )
-        if (first.place, first.turn) != (other.place, other.turn):
-            return _elsewhere("The ranks ran different numbers of backwards or updates", first, other, rank)
         if (first.new, first.params) != (other.new, other.params):
             return (
                 f"Rank 0 has {first.params} parameters ({first.new} new objects), rank {rank} has {other.params} "
@@ -95,11 +88,10 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
     return None
 
 
-def _elsewhere(problem: str, first: Header, other: Header, rank: int) -> tuple[str, str]:
-    places = [
-        f"{_PLACES[CallPlace(header.place)].format(header.turn + 1)} of call {header.call}" for header in (first, other)
-    ]
-    return f"{problem}: they are {places[0]} (rank 0) and {places[1]} (rank {rank}).", _SAME_CALLS
+def _where(header: Header) -> str:
+    if header.step < 0:
+        return "in a backward outside of a step"
+    return f"{_PLACES[CallPlace(header.place)].format(header.turn + 1)} of call {header.call} of step {header.step}"
 
 
 def is_served(ranks: Sequence[Header]) -> bool:

@@ -109,6 +109,15 @@ class Averager:
             managed.hook = param.register_post_accumulate_grad_hook(self._arrived)  # type: ignore[no-untyped-call]
             param.requires_grad_(trains)
 
+    def average_existing(self, params: Sequence[torch.Tensor]) -> None:
+        """Average the gradients that exist before the first call."""
+        present = self.meeting.objects([param.grad is not None for param in params])
+        found = [param for param, has in zip(params, zip(*present, strict=True), strict=True) if any(has)]
+        plan = BucketPlan(range(len(found)), found, [None] * len(found), self.gradients, self.limit)
+        plan.begin()
+        plan.finish(self.meeting, False)
+        plan.write_back(plan.expected, ())
+
     def _param(self, index: int) -> torch.Tensor:
         param = self.managed[index].param()
         assert param is not None

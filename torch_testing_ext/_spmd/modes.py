@@ -56,11 +56,6 @@ def _files_of(error: BaseException) -> list[str]:
     return [entry.filename for entry in itertools.takewhile(lambda entry: not _is_of_user(entry), entries)]
 
 
-def comes_from_backward(error: BaseException) -> bool:
-    """Whether autograd has raised an error, when it was to run a backward."""
-    return _files_of(error)[:1] == [torch.autograd.graph.__file__]
-
-
 def explained(error: BaseException) -> BaseException:
     """An error of a step, with the line of the user if the compiler or torch's distributed code has raised it."""
     if isinstance(error, SPMDError):

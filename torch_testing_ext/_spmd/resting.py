@@ -16,14 +16,12 @@ from torch_testing_ext._torch.training import (
     holders_of_memory,
     local_tensor,
     set_local_tensor,
-    storage_key,
 )
 
 from .admission import Named
 from .agreement import StepMeeting
 from .averaging import Averager, backward_after_call
 from .layout import Rows
-from .modes import SPMDError
 from .resting_tensor import AwayParameter, RestingTensor, at_rest
 from .row_tensor import Gather, RowTensor, gather_rows
 from .state_finding import FoundState
@@ -44,8 +42,6 @@ class TwoForms:
     kind: type = nn.Parameter
     # In a call: the local tensor of `rest`, to which the rows return, if something else holds its memory.
     local: torch.Tensor | None = None
-    # Between calls: the identity of what `rest` has outside, which `.data =` replaces, and of its local tensor.
-    outer: tuple[int, int] | None = None
     # Between calls: the memory of `rest`, and the writes to it.
     written: tuple[Any, int] | None = None
     # The memory of the parameter and of its whole gradient in the last call, which something may have kept.
@@ -104,7 +100,8 @@ class Resting:
         is_sharded = dtensor.placements[0].is_shard()
         plain = nn.Parameter(_nowhere(dtensor) if is_sharded else local.detach(), requires_grad=trains)
         rest.requires_grad_(trains)
-        rest.grad, rest._is_param = dtensor.grad, True
+        rest.grad = dtensor.grad
+        module_parts.count_as_parameter(rest, True)
         pair = rest.pair = TwoForms(plain, rest, self._rows(dtensor) if is_sharded else None, name)
         return pair
 
@@ -113,11 +110,6 @@ class Resting:
 
     def _enter_pair(self, pair: TwoForms) -> None:
         plain, rest = pair.plain, pair.rest
-        if pair.outer is not None and pair.outer[0] != storage_key(rest) and pair.outer[1] == id(local_tensor(rest)):
-            raise SPMDError(
-                f"Parameter {pair.name} was given another .data between calls, which a DTensor does not take.",
-                remedy="Use param.copy_(value) under no_grad, or set it in the step.",
-            )
         self.pairs[id(plain)] = pair
         object.__setattr__(plain, "__class__", pair.kind)
         plain.__dict__.clear()
@@ -223,7 +215,9 @@ class Resting:
         mine = data if rows is None else rows.of(data)
         kind = (data.shape, data.dtype, data.device)
         if rest is None or kind != (rest.shape, rest.dtype, rest.device):
-            pair.rest = rest = self._new_rest(pair, mine, rows)
+            pair.rest, local = None, mine if rows is None else _own(mine)
+            pair.rest = rest = self.resting(pair, local)
+            rest.pair = pair
         elif rows is not None:
             set_local_tensor(rest, _own(mine) if local is None else local.copy_(mine))
         elif local is not None and local.data_ptr() != mine.data_ptr():
@@ -234,7 +228,6 @@ class Resting:
         rest.__dict__.clear()
         rest.__dict__.update(plain.__dict__)
         module_parts.count_as_parameter(rest, True)
-        pair.outer = storage_key(rest), id(local_tensor(rest))
         self._leave_gradient(pair, rest)
 
     def _leave_gradient(self, pair: TwoForms, rest: Any) -> None:
@@ -253,32 +246,17 @@ class Resting:
             # torch cannot copy a DTensor whose part begins within other memory.
             rest.grad = RestingTensor.of(rest, _own(mine) if mine.storage_offset() else mine)
 
-    def _new_rest(self, pair: TwoForms, mine: torch.Tensor, rows: Rows | None) -> Any:
-        plain, local = pair.plain, mine if rows is None else _own(mine)
-        placements = [Replicate() if rows is None else Shard(0)]
-        dtensor = _dtensor(local, self.mesh(plain), placements, plain)
-        rest: Any = RestingTensor.of(dtensor)
-        rest.pair = pair
-        return rest
-
-    def mesh(self, like: torch.Tensor) -> DeviceMesh:
-        """The mesh of all ranks."""
+    def resting(self, pair: TwoForms, local: torch.Tensor) -> Any:
+        """A DTensor of the parameter's shape with this local tensor."""
+        plain = pair.plain
+        if pair.rest is not None and pair.rest.shape == plain.shape:
+            return RestingTensor.of(pair.rest, local)
         if self._mesh is None:
-            self._mesh = init_device_mesh(like.device.type, (self.meeting.world,))
-        return self._mesh
-
-    def state_at_rest(self, pair: TwoForms, value: Any) -> Any:
-        """A value of an optimizer's state as a DTensor, if it has an element for each of the parameter."""
-        if not pair.whole_state(value):
-            return value
-        return self.state_of_rows(pair, value if pair.rows is None else pair.rows.of(value).clone())
-
-    def state_of_rows(self, pair: TwoForms, mine: torch.Tensor) -> Any:
-        """A DTensor with this local tensor."""
-        if pair.rest is not None and pair.rest.shape == pair.plain.shape:
-            return RestingTensor.of(pair.rest, mine)
-        placements = [Replicate() if pair.rows is None else Shard(0)]
-        return RestingTensor.of(_dtensor(mine, self.mesh(pair.plain), placements, pair.plain))
+            self._mesh = init_device_mesh(plain.device.type, (self.meeting.world,))
+        placements, shape, stride = [Replicate() if pair.rows is None else Shard(0)], plain.shape, plain.stride()
+        return RestingTensor.of(
+            DTensor.from_local(local, self._mesh, placements, run_check=False, shape=shape, stride=stride)
+        )
 
 
 def _exchange(found: FoundState, forms: Mapping[int, Any]) -> None:
@@ -301,10 +279,6 @@ def _exchange(found: FoundState, forms: Mapping[int, Any]) -> None:
         optimizer.state.clear()
         # A look-up by a parameter of before the first call has left an empty one.
         optimizer.state.update((key, values) for key, values in items if values or key not in optimizer.state)
-
-
-def _dtensor(local: torch.Tensor, mesh: DeviceMesh, placements: Any, like: torch.Tensor) -> DTensor:
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def _own(rows: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_class
@@ -15,7 +15,6 @@ from torch_testing_ext._torch.training import (
     dtensor_like,
     is_read_of_number,
     local_tensor,
-    reads_values,
     storage_key,
     written_by,
 )
@@ -33,7 +32,7 @@ class RestingTensor(DTensor):
     """A DTensor between calls, and all that torch computes with one.
 
     torch draws random numbers for each rank's rows, returns a copy where a plain tensor has a view, and reads a part of
-    a sum. So operations with random numbers run on whole tensors here, and the others are refused.
+    a sum. All of these are refused here.
     """
 
     __slots__ = ("is_away", "memory", "pair", "source")
@@ -58,6 +57,12 @@ class RestingTensor(DTensor):
         with below_torch_function(), _Operations():
             if func == _GRADIENT.__get__ or func.__name__ in _SETTERS:
                 args[0]._admit(False)
+            if func == _DATA.__set__:
+                raise SPMDError(
+                    "A DTensor was given another .data, which it does not take.",
+                    remedy="Use param.copy_(value) under no_grad, or set it in the step.",
+                    where=current_line(),
+                )
             return func(*args, **(kwargs or {}))
 
     @classmethod
@@ -135,7 +140,13 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
                 remedy="Call full_tensor() first, on all ranks.",
                 where=current_line(),
             )
-    result = _on_whole(func, args, kwargs, written) if depends_on_places(func) else _on_rows(func, args, kwargs)
+    if depends_on_places(func):
+        raise SPMDError(
+            f"{func} draws random numbers for a DTensor, or fills one by out=: each rank for its rows alone.",
+            remedy="Do it in a step, where parameters are whole.",
+            where=current_line(),
+        )
+    result = _on_rows(func, args, kwargs)
     for tensor in written.values():
         tensor.memory.writes += 1
     return result
@@ -173,39 +184,8 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
     return pytrees.tree_map_only(DTensor, resting, result)
 
 
-@torch.no_grad()
-def _on_whole(func: Any, args: Any, kwargs: Any, written: dict[int, RestingTensor]) -> Any:
-    """The numbers that a plain tensor would get. All ranks draw the numbers of the whole, and keep their rows."""
-    wholes: dict[int, tuple[RestingTensor, torch.Tensor]] = {}
-    reads = reads_values(func)
-
-    def whole(tensor: RestingTensor) -> torch.Tensor:
-        if id(tensor) not in wholes:
-            if reads or id(tensor) not in written:
-                values = tensor.as_dtensor().full_tensor()
-            else:
-                values = local_tensor(tensor).new_empty(tensor.shape)
-            wholes[id(tensor)] = tensor, values
-        return wholes[id(tensor)][1]
-
-    args, kwargs = pytrees.tree_map_only(RestingTensor, whole, (args, kwargs))
-    result = func(*args, **kwargs)
-    originals = {id(values): tensor for tensor, values in wholes.values()}
-    first = next(tensor for tensor, _ in wholes.values())
-
-    def rows(values: torch.Tensor) -> DTensor:
-        replicated = DTensor.from_local(values, first.device_mesh, [Replicate()], run_check=False)
-        return replicated.redistribute(placements=first.placements)
-
-    def resting(values: torch.Tensor) -> RestingTensor:
-        return originals[id(values)] if id(values) in originals else RestingTensor.of(rows(values))
-
-    for tensor in written.values():
-        local_tensor(tensor).copy_(local_tensor(rows(wholes[id(tensor)][1])))
-    return pytrees.tree_map_only(torch.Tensor, resting, result)
-
-
 # Uses of a tensor that are no operations.
+_DATA: Any = torch.Tensor.data
 _GRADIENT: Any = torch.Tensor.grad
 _SETTERS = "__set__", "requires_grad_"
 

@@ -62,23 +62,20 @@ class RowUpdates:
             optimizer.register_step_post_hook(self._end)
 
     @outside_dynamo
-    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    @torch.no_grad()
+    def _begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         pairs = self._sharded(optimizer)
         if not pairs:
-            return None
-        changed = _with_result_of_closure(args, kwargs) if runs_on_rows(optimizer) else None
-        with torch.no_grad():
-            self._prepare(optimizer, pairs)
-        return changed
-
-    def _prepare(self, optimizer: Optimizer, pairs: Sequence[TwoForms]) -> None:
+            return
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
         number = hash(tuple(updated)) % (1 << 62)
         while self.averager.gradients.meet(CallPlace.UPDATE, _alike(pairs), self.turn, number):
             pass
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
-        if is_sparse or not runs_on_rows(optimizer):
+        # A closure needs whole parameters.
+        has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
+        if is_sparse or has_closure or not runs_on_rows(optimizer):
             self._make_whole(optimizer, pairs)
             return
         for pair in pairs:
@@ -137,9 +134,10 @@ class RowUpdates:
                         value.rest.memory.writes += 1
                         values[name] = value.rest
                     else:
-                        values[name] = self.resting.state_of_rows(pair, mine)
-                elif pair.rows is None or on_rows:
-                    values[name] = self.resting.state_at_rest(pair, value)
+                        values[name] = self.resting.resting(pair, mine)
+                elif pair.whole_state(value) and (pair.rows is None or on_rows):
+                    mine = value if pair.rows is None else pair.rows.of(value).clone()
+                    values[name] = self.resting.resting(pair, mine)
 
     def _sharded(self, optimizer: Optimizer) -> list[TwoForms]:
         pairs = self.resting.pairs
@@ -165,18 +163,6 @@ def _alike(pairs: Sequence[TwoForms]) -> list[torch.Tensor]:
 def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:
     grad = pair.plain.grad
     return None if isinstance(grad, RowTensor) and grad.whole is None else grad
-
-
-def _with_result_of_closure(args: Any, kwargs: Any) -> Any:
-    """The arguments of a step, with the loss in place of the closure, which needs whole parameters."""
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        loss = closure()
-    if len(args) > 1:
-        return (args[0], lambda: loss, *args[2:]), kwargs
-    return args, {**kwargs, "closure": lambda: loss}
 
 
 class _OnRows:

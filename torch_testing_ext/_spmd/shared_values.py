@@ -1,6 +1,6 @@
-"""Values that all ranks get when a call begins: rank 0's, and the mean of gradients that exist."""
+"""Values of rank 0 that all ranks get when a call begins."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,15 +38,3 @@ def broadcast(meeting: StepMeeting, tensors: Iterable[torch.Tensor]) -> None:
             real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
             if not torch.equal(real.reshape(-1), part):
                 real.copy_(part.view(real.shape))
-
-
-def average_gradients(meeting: StepMeeting, params: Sequence[torch.Tensor]) -> None:
-    """Average the gradients that exist before the first call."""
-    present = meeting.objects([param.grad is not None for param in params])
-    for param, has in zip(params, zip(*present, strict=True), strict=True):
-        if any(has):
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            mean = (grad if grad.layout is torch.strided else grad.to_dense()).resolve_conj() / meeting.world
-            mean = mean.contiguous()
-            dist.all_reduce(as_real(mean), group=meeting.group)
-            param.grad = mean if grad.layout is torch.strided else mean.to_sparse(grad.sparse_dim())

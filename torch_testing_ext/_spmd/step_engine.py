@@ -22,11 +22,11 @@ from .admission import Named
 from .agreement import EARLY, CallPlace, StepMeeting
 from .averaging import Averager, StepHistory
 from .layout import Rows
-from .modes import DataParallel, SPMDError, comes_from_backward, explained, line_of
+from .modes import DataParallel, SPMDError, explained
 from .resting import Resting, TwoForms
 from .row_tensor import RowTensor
 from .row_updates import RowUpdates
-from .shared_values import average_gradients, broadcast, state_tensors
+from .shared_values import broadcast, state_tensors
 from .state_finding import FoundState, find_state, named_state
 
 
@@ -70,7 +70,7 @@ class StepEngine:
         try:
             with torch.inference_mode(False), below_torch_function():
                 self._enter(step, history, found)
-            result = _run(step, found, args, kwargs)
+            result = step.function(*args, **kwargs)
             with torch.inference_mode(False), below_torch_function():
                 self._end(result)
         except BaseException as error:
@@ -155,7 +155,7 @@ class StepEngine:
     def _compare(self, params: Sequence[Named], buffers: Sequence[Named], optimizers: Sequence[Optimizer]) -> None:
         """Let the ranks agree on what is new."""
         if self.meeting.world > 1:
-            of_ranks = self.meeting.objects(admission.facts_of(params, buffers, optimizers))
+            of_ranks = self.meeting.objects([*admission.facts_of(params, buffers, optimizers)])
             self.meeting.is_known = True
             admission.compare_facts(of_ranks)
             self.meeting.is_known = False
@@ -174,7 +174,7 @@ class StepEngine:
         if meeting.world > 1:
             states = state_tensors(optimizers)
             broadcast(meeting, [*new, *(buffer for _, buffer in buffers), *states])
-            average_gradients(meeting, new)
+            self.averager.average_existing(new)
         in_modules = {id(param) for root in found.modules for param in root.parameters()}
         for name, param in fresh:
             is_sharded = step.mode.parallel_style == "fully_shard" and id(param) in in_modules and _has_rows(param)
@@ -207,23 +207,6 @@ class StepEngine:
         self.resting.leave(found)
         self.averager.leave()
         self.meeting.end()
-
-
-def _run(step: Any, found: FoundState, args: Any, kwargs: Any) -> Any:
-    """Run a step. A backward under `no_grad` is refused, and gradients that the step has dropped come back."""
-    before = [] if torch.is_grad_enabled() else [(param, param.grad) for _, param in named_state(found)[0]]
-    try:
-        return step.function(*args, **kwargs)
-    except RuntimeError as error:
-        if torch.is_grad_enabled() or not comes_from_backward(error):
-            raise
-        for param, grad in before:
-            param.grad = grad
-        raise SPMDError(
-            "The step was called under no_grad or inference_mode, but it calls backward().",
-            remedy="Call it outside of that context.",
-            where=line_of(error),
-        ) from error
 
 
 def row_tensors_in(result: Any) -> list[RowTensor]:

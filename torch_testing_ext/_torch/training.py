@@ -49,11 +49,6 @@ def is_read_of_number(operation: Any) -> bool:
     return operation is torch.ops.aten._local_scalar_dense.default
 
 
-def reads_values(operation: Any) -> bool:
-    """Whether a random operation uses values of its arguments (torch 2.0 to 2.15)."""
-    return not (operation._schema.is_mutable or operation._opname.endswith("_like"))
-
-
 def key_of(storage: Any) -> int:
     """A unique key of a storage while it lives (torch 2.1 to 2.15)."""
     key: int = storage._cdata

@@ -10,18 +10,25 @@ HEADERS = {
     "same": ([SAME, SAME], None),
     "failed": ([SAME, SAME._replace(place=CallPlace.FAILED)], "raised an error on rank 1"),
     "all_failed": ([SAME._replace(place=CallPlace.FAILED)] * 2, None),
-    "step": ([SAME, SAME, SAME._replace(step=3)], "compiled step 1, rank 2 in step 3"),
-    "call": ([SAME, SAME._replace(call=3)], "in backward 1 of call 2 .rank 0. and in backward 1 of call 3"),
-    "backward": ([SAME._replace(turn=1), SAME], "in backward 2 of call 2 .rank 0. and in backward 1"),
-    "place": ([SAME, SAME._replace(place=CallPlace.END)], "in backward 1 of call 2 .rank 0. and at the end of call 2"),
+    "step": (
+        [SAME, SAME, SAME._replace(step=3)],
+        "in backward 1 of call 2 of step 1, rank 2 in backward 1 of call 2 of step 3",
+    ),
+    "call": ([SAME, SAME._replace(call=3)], "in backward 1 of call 2 of step 1, rank 1 in backward 1 of call 3"),
+    "backward": ([SAME._replace(turn=1), SAME], "in backward 2 of call 2 of step 1, rank 1 in backward 1"),
+    "place": (
+        [SAME, SAME._replace(place=CallPlace.END)],
+        "in backward 1 of call 2 of step 1, rank 1 at the end of call 2",
+    ),
     "new": ([SAME, SAME._replace(new=2, params=6)], "rank 1 has 6 .2."),
     "checksum": ([SAME, SAME._replace(checksum=78)], "parameters of rank 1 differ"),
     "gradients": ([SAME, SAME._replace(about=6)], "gradients of different parameters"),
     "updated": ([SAME, SAME._replace(updated=6)], "different parameters"),
     "read": (
         [SAME._replace(place=CallPlace.READ), SAME],
-        "Rank 0 reads gradients or states, and another rank does not",
+        "rank 0 is at a read of gradients of call 2 of step 1, rank 1 in backward 1",
     ),
+    "outside": ([SAME, SAME._replace(step=-1)], "rank 1 in a backward outside of a step"),
 }
 READ, UPDATE, END = (SAME._replace(place=place) for place in (CallPlace.READ, CallPlace.UPDATE, CallPlace.END))
 SERVED = {

@@ -63,20 +63,19 @@ def test_writes(operation, args, kwargs, written):
 
 
 @pytest.mark.parametrize(
-    ("operation", "depends", "is_read", "reads"),
+    ("operation", "depends", "is_read"),
     [
-        (ATEN.bernoulli.default, True, False, True),
-        (ATEN.rand_like.default, True, False, False),
-        (ATEN.uniform_.default, True, False, False),
-        (ATEN.add.out, True, False, False),
-        (ATEN.add.Tensor, False, False, True),
-        (ATEN._local_scalar_dense.default, False, True, True),
+        (ATEN.bernoulli.default, True, False),
+        (ATEN.rand_like.default, True, False),
+        (ATEN.uniform_.default, True, False),
+        (ATEN.add.out, True, False),
+        (ATEN.add.Tensor, False, False),
+        (ATEN._local_scalar_dense.default, False, True),
     ],
 )
-def test_kinds_of_operations(operation, depends, is_read, reads):
+def test_kinds_of_operations(operation, depends, is_read):
     assert training.depends_on_places(operation) is depends
     assert training.is_read_of_number(operation) is is_read
-    assert training.reads_values(operation) is reads
 
 
 def test_memory():
