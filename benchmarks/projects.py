@@ -1,9 +1,10 @@
 """Compare pytest and torchtest in projects of other people's shapes: the same ids, the same outcomes.
 
-    python benchmarks/projects.py [NAME ...] [--installed PACKAGE ...] [--verbose]
+    python benchmarks/projects.py [NAME ...] [--installed PACKAGE ...] [--sources PROJECT ...] [--verbose]
 
 Without a name, it makes all projects of `project_shapes.py`, each in a folder of its own. `--installed` compares the
-tests that come with an installed package, such as numpy. A project whose plugins are not installed is left out, by
+tests that come with an installed package, such as numpy.linalg; `--sources` those of a folder, or of a source
+distribution, such as attrs==26.1.0, which pip downloads. A project whose plugins are not installed is left out, by
 name. The exit code is 1 if the two differ anywhere.
 """
 
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class Ends:
     said: str
 
 
-def by_pytest(folder: Path, environ: Mapping[str, str], words: Sequence[str] = ()) -> Ends:
+def by_pytest(folder: Path, environ: Mapping[str, str]) -> Ends:
     """Run the tests of a project with pytest."""
     with tempfile.TemporaryDirectory() as temporary:
         Path(temporary, "recorder_of_ends.py").write_text(RECORDER)
@@ -80,35 +81,34 @@ def by_pytest(folder: Path, environ: Mapping[str, str], words: Sequence[str] = (
             "--continue-on-collection-errors",
             "-p",
             "no:cacheprovider",
-            *words,
         ]
         done = _run(_without_folder(command), folder, {**environ, **more})
         outcomes = json.loads(file.read_text()) if file.exists() else {}
     return Ends(outcomes, done.returncode == 0, done.stdout + done.stderr)
 
 
-def ids_by_pytest(folder: Path, environ: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
+def ids_by_pytest(folder: Path, environ: Mapping[str, str]) -> list[str]:
     """The ids that pytest lists."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     done = _run(_without_folder(command), folder, environ)
     return sorted(line for line in done.stdout.splitlines() if "::" in line and not line.startswith(("ERROR", "  ")))
 
 
-def by_torchtest(folder: Path, environ: Mapping[str, str], words: Sequence[str] = ()) -> Ends:
+def by_torchtest(folder: Path, environ: Mapping[str, str]) -> Ends:
     """Run the tests of a project with torchtest."""
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "results.json")
-        command = _torchtest(f"--results={file}", f"--cache={temporary}/cache", *words)
+        command = _torchtest(f"--results={file}", f"--cache={temporary}/cache")
         done = _run(command, folder, environ)
         results = json.loads(file.read_text()) if file.exists() else {"tests": []}
     outcomes = {test["id"]: end_of(test["outcome"]) for test in results["tests"]}
     return Ends(outcomes, done.returncode == 0, done.stdout + done.stderr)
 
 
-def ids_by_torchtest(folder: Path, environ: Mapping[str, str], words: Sequence[str] = ()) -> list[str]:
+def ids_by_torchtest(folder: Path, environ: Mapping[str, str]) -> list[str]:
     """The ids that torchtest lists."""
     with tempfile.TemporaryDirectory() as temporary:
-        done = _run(_torchtest("--list=json", f"--cache={temporary}/cache", *words), folder, environ)
+        done = _run(_torchtest("--list=json", f"--cache={temporary}/cache"), folder, environ)
     tests = json.loads(done.stdout)["tests"] if done.stdout.startswith("{") else []
     return sorted(test["id"] for test in tests if "::" in test["id"])
 
@@ -170,29 +170,30 @@ def missing_of(shape: Shape) -> list[str]:
     return [name for name in shape.needs if importlib.util.find_spec(name) is None]
 
 
-def compare(folder: Path, environ: Mapping[str, str], words: Sequence[str] = (), verbose: bool = False) -> list[str]:
-    """What differs in a project."""
-    theirs = by_pytest(folder, environ, words)
-    ours = by_torchtest(folder, environ, words)
+def compare(folder: Path, environ: Mapping[str, str], verbose: bool = False) -> tuple[int, list[str]]:
+    """The number of tests that pytest lists in a project, and what differs."""
+    theirs = by_pytest(folder, environ)
+    ours = by_torchtest(folder, environ)
     found = differences(theirs, ours)
-    expected, actual = ids_by_pytest(folder, environ, words), ids_by_torchtest(folder, environ, words)
+    expected, actual = ids_by_pytest(folder, environ), ids_by_torchtest(folder, environ)
     if expected != actual:
         found.append(f"the list differs in {sorted({*expected} ^ {*actual})[:5]}")
     if verbose and found:
         print(theirs.said, ours.said, sep="\n-----\n")
-    return found
+    return len(expected), found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--installed", nargs="+", default=[], metavar="PACKAGE")
+    parser.add_argument("--sources", nargs="+", default=[], metavar="PROJECT")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     unknown = set(options.names) - set(SHAPES)
     if unknown:
         parser.error(f"no project has the name {', '.join(sorted(unknown))}: there are {', '.join(SHAPES)}")
-    names = options.names or ([] if options.installed else list(SHAPES))
+    names = options.names or ([] if options.installed or options.sources else list(SHAPES))
     differing = 0
     left_out = 0
     for name in names:
@@ -203,22 +204,26 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = write(shape, Path(temporary).resolve())
-            differing += _tell(name, compare(folder, shape.environ, verbose=options.verbose))
-    for package in options.installed:
+            differing += _tell(name, *compare(folder, shape.environ, options.verbose))
+    real: list[tuple[str, Callable[[str, Path], Path]]]
+    real = [(package, tests_of_package) for package in options.installed]
+    real += [(project, sources_of) for project in options.sources]
+    for name, copy in real:
         with tempfile.TemporaryDirectory() as temporary:
-            folder = _copy_of(package, Path(temporary).resolve())
-            differing += _tell(package, compare(folder, {}, verbose=options.verbose))
-    total = len(names) + len(options.installed) - left_out
+            folder = copy(name, Path(temporary).resolve())
+            differing += _tell(name, *compare(folder, {}, options.verbose))
+    total = len(names) + len(real) - left_out
     print(f"{total - differing} of {total} alike, {left_out} left out")
     return 1 if differing else 0
 
 
-def _tell(name: str, found: list[str]) -> bool:
-    print(f"{name:<28} {'differs' if found else 'alike'}", *found[:20], sep="\n    " if found else "", flush=True)
+def _tell(name: str, tests: int, found: list[str]) -> bool:
+    line = f"{name:<28} {tests:>6} tests {'differ' if found else 'alike'}"
+    print(line, *found[:20], sep="\n    " if found else "", flush=True)
     return bool(found)
 
 
-def _copy_of(package: str, folder: Path) -> Path:
+def tests_of_package(package: str, folder: Path) -> Path:
     """A folder with the tests of an installed package: some tests write beside themselves."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -228,6 +233,19 @@ def _copy_of(package: str, folder: Path) -> Path:
         raise SystemExit(f"{package} is installed without its tests")
     shutil.copytree(tests, folder / "tests")
     return folder
+
+
+def sources_of(project: str, folder: Path) -> Path:
+    """A copy of a folder, or the content of the source distribution that a requirement names."""
+    if Path(project).is_dir():
+        return Path(shutil.copytree(project, folder / "project"))
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:all:", project]
+    done = _run(command, folder, {})
+    archives = [*folder.iterdir()]
+    if done.returncode or len(archives) != 1:
+        raise SystemExit(f"pip cannot download {project}:\n{done.stderr}")
+    shutil.unpack_archive(archives[0], folder / "project")
+    return next((folder / "project").iterdir())
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from os import fstat
 from pathlib import Path
 
 DESCRIPTORS_CLOSED = "the test closed file descriptors of its process that were not its own (os.close, os.closerange)"
@@ -33,7 +34,7 @@ def write_atomically(path: Path, text: str) -> None:
 def file_behind(fd: int) -> tuple[int, int] | None:
     """Identify the file of a descriptor; None if it is closed. Another file may have got its number since."""
     try:
-        status = os.fstat(fd)
+        status = fstat(fd)
     except OSError:
         return None
     return status.st_dev, status.st_ino

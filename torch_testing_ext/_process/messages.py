@@ -10,11 +10,11 @@ import base64
 import dataclasses
 import enum
 import functools
-import json
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 def to_json(message: Any) -> str:
     """One line of JSON: an object whose only key is the message's type; its value holds the fields."""
-    return json.dumps({type(message).__name__: encode(message)})
+    return dumps({type(message).__name__: encode(message)})
 
 
 def from_json(line: str | bytes, kinds: Mapping[str, type]) -> Any:
     """The message on one line; its type is one of `kinds`."""
-    ((name, fields),) = json.loads(line).items()
+    ((name, fields),) = loads(line).items()
     return decode(kinds[name], fields)
 
 

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from os import _exit
 from typing import NoReturn
 
 from torch_testing_ext._process import fork_safety
@@ -108,7 +109,7 @@ def exit_now(code: int) -> NoReturn:
     """Exit at once: no atexit, no destructors of groups that wait for peers, no threads to join."""
     with suppress(BaseException):
         system.flush_streams()
-    os._exit(code)
+    _exit(code)
 
 
 def _reset_signals() -> None:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from os import getpid
 from types import FrameType
 
 from torch_testing_ext._collectives.failure import Site
@@ -48,7 +49,7 @@ class AccountWriter:
     def __init__(self, file: AccountFile | None):
         """Without a file the account is kept only in memory: a rank that is a thread needs no file."""
         self._file = file
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._warnings: tuple[OwnWarning, ...] = ()
         self._extras = ""
         self.started = now()
@@ -80,7 +81,7 @@ class AccountWriter:
     def test_begins(self) -> None:
         """The test method is about to be called. It may run again: then the provisional pass does not count."""
         self.finished = False
-        if self.is_provisional and self.account is None and self._file is not None and os.getpid() == self._pid:
+        if self.is_provisional and self.account is None and self._file is not None and getpid() == self._pid:
             self._file.clear()
 
     def test_returned(self) -> None:
@@ -98,7 +99,7 @@ class AccountWriter:
     def withdraw(self) -> RankAccount | None:
         """Take back what has been recorded of the test, and return it: it says something else than it seems."""
         account, self.account = self.account, None
-        if account is not None and self._file is not None and os.getpid() == self._pid and self._file.is_open():
+        if account is not None and self._file is not None and getpid() == self._pid and self._file.is_open():
             self._file.clear()
         return account
 
@@ -124,7 +125,7 @@ class AccountWriter:
 
     def attach(self, collectives: bytes) -> None:
         """Add what the rank has issued to the account that has been written. On a full disk it is not compared."""
-        if not collectives or self.account is None or self._file is None or os.getpid() != self._pid:
+        if not collectives or self.account is None or self._file is None or getpid() != self._pid:
             return
         if self._file.is_open():
             with suppress(OSError):
@@ -142,7 +143,7 @@ class AccountWriter:
 
     def _put(self, account: RankAccount) -> None:
         # A child that the test forked must not write to the rank's account.
-        if self._file is None or os.getpid() != self._pid:
+        if self._file is None or getpid() != self._pid:
             return
         if not self._file.is_open():
             self._file.reopen()

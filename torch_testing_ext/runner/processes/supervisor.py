@@ -70,6 +70,8 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
     def _be_worker(self, channel: Channel[worker_messages.Nothing]) -> NoReturn:
         self._release_devices()
         try:
+            # A test that runs at the same time may have emptied the folder for temporary files.
+            self._unit.directory.mkdir(parents=True, exist_ok=True)
             log = os.open(self._unit.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             channel.send(worker_messages.WorkerBroke(f"the log of its process cannot be created: {error}"))

@@ -4,11 +4,12 @@ import ast
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from os import fstat, listdir
 from pathlib import Path
+from time import monotonic
 
 from torch_testing_ext import fault_points, faults
 from torch_testing_ext._collectives.failure import FailureView
@@ -43,18 +44,27 @@ Send = Callable[[FromWorker], None]
 
 @dataclass
 class UnitReports:
-    """Reports what begins and ends in the unit that this process runs, with its output so far."""
+    """Reports what begins and ends in the unit that this process runs, with its output so far.
+
+    Nothing here depends on what a test may change in its process: paths, its user, limits, functions of modules.
+    """
 
     unit: UnitSpec
     send: Send
     _ranks_seen: set[str] = field(default_factory=set)
     _port_in_use: bool = False
+    # The log, open: a test may remove it.
+    _log: int = field(init=False)
+    _logged: int = 0
+
+    def __post_init__(self) -> None:
+        self._log = os.open(self.unit.log, os.O_RDONLY | os.O_CLOEXEC)
 
     def test_began(self, number: int) -> None:
         device_memory.forget_memory()
         world_views.noted.take()
         self._port_in_use = False
-        self.send(Began(number, time.monotonic(), self._length_of_log()))
+        self.send(Began(number, monotonic(), self._length_of_log()))
 
     def note_cause(self, cause: Cause) -> None:
         """Note the cause of a failure of the test or fixture that is running."""
@@ -81,11 +91,11 @@ class UnitReports:
             world_views.noted.take()[:_MOST_WORLDS],
             _sweep_of(notes.sweeps, outcome),
         )
-        self.send(Ended(number, time.monotonic(), end, self._length_of_log(), self._new_rank_directories()))
+        self.send(Ended(number, monotonic(), end, self._length_of_log(), self._new_rank_directories()))
 
     def not_run(self, number: int, outcome: TestOutcome, told: FailureView | str, want: str | None = None) -> None:
         message, failure = (told, None) if isinstance(told, str) else ("", told)
-        self.send(NotRun(number, time.monotonic(), TestEnd(outcome, message, failure, want, self._port_in_use)))
+        self.send(NotRun(number, monotonic(), TestEnd(outcome, message, failure, want, self._port_in_use)))
 
     def failed_so_far(self, number: int, outcome: TestOutcome, told: FailureView | str) -> None:
         """The test has failed, whatever its tear-down does to this process."""
@@ -96,7 +106,7 @@ class UnitReports:
 
     def shared_fixture_began(self, name: str, needed_by: tuple[int, ...]) -> None:
         """A test sets up a fixture of a class, a module or the session."""
-        self.send(FixtureBegan(name, time.monotonic(), needed_by))
+        self.send(FixtureBegan(name, monotonic(), needed_by))
 
     def shared_fixture_ended(self) -> None:
         self.send(FixtureEnded(()))
@@ -104,7 +114,7 @@ class UnitReports:
     def fixture_began(self, name: str, needed_by: tuple[int, ...] = ()) -> None:
         """`needed_by`: the tests that cannot run without it."""
         self._port_in_use = False
-        self.send(FixtureBegan(name, time.monotonic(), needed_by))
+        self.send(FixtureBegan(name, monotonic(), needed_by))
 
     def fixture_ended(self) -> None:
         self.send(FixtureEnded(take_left_running()))
@@ -118,13 +128,17 @@ class UnitReports:
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):  # a test may have closed or replaced them: that is no failure
                 stream.flush()
-        return self.unit.log.stat().st_size
+        # The test may have closed it.
+        with suppress(OSError):
+            self._logged = fstat(self._log).st_size
+        return self._logged
 
     def _new_rank_directories(self) -> tuple[str, ...]:
         """The directories with the files of the ranks that were started since the last call."""
         new: list[str] = []
-        with suppress(FileNotFoundError):  # made by the first test that starts ranks
-            new = sorted(set(os.listdir(self.unit.ranks)) - self._ranks_seen)
+        # The first test that starts ranks makes it; one that has lowered its limits may be unable to read it.
+        with suppress(OSError):
+            new = sorted(set(listdir(self.unit.ranks)) - self._ranks_seen)
         self._ranks_seen.update(new)
         return tuple(new)
 

@@ -8,6 +8,7 @@ import traceback
 import unittest
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from os import getpid
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,11 +67,11 @@ class Reports:
     def __init__(self, channel: Channel[Nothing], unit: UnitSpec):
         self._channel = channel
         self._unit = unit
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._socket = file_behind(channel.fileno())
 
     def send(self, message: FromWorker) -> None:
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             # A child that a test forked and that runs on: only the test's own process knows how it ends.
             return
         if file_behind(self._channel.fileno()) != self._socket:
@@ -79,7 +80,7 @@ class Reports:
 
     def send_by_file(self, message: WorkerBroke) -> None:
         """Report the end of the worker in a way that needs no open descriptor."""
-        if os.getpid() == self._pid:
+        if getpid() == self._pid:
             write_atomically(self._unit.broke, messages.to_json(message))
 
 
@@ -169,8 +170,11 @@ def _report_error(reports: Reports, error: BaseException) -> None:
     if isinstance(error, DescriptorsClosed):
         reports.send_by_file(WorkerBroke(str(error)))
         return
-    text = "".join(traceback.format_exception(error))
-    message = WorkerBroke(f"{launch.summarize(error)}\n\n{text}")
+    text = f"{type(error).__name__}: {error}"
+    # A test may have replaced what this needs.
+    with suppress(Exception):
+        text = f"{launch.summarize(error)}\n\n{''.join(traceback.format_exception(error))}"
+    message = WorkerBroke(text)
     try:
         reports.send(message)
     except (OSError, DescriptorsClosed):

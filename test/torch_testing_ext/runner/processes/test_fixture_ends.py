@@ -223,6 +223,17 @@ class TestWorkers(TestCase):
             self.assertIn("the test closed file descriptors of its process", ran[test].said.partition("\n")[0])
         self.assertIn("for a reason of its own", ran["test_fails"].said)
 
+    def test_a_spoilt_process_reports_how_its_test_ended(self):
+        with PROJECT.beside(PROJECT, by_pytest=False) as of_unittest:
+            for project in (PROJECT, of_unittest):
+                ran = project.run(project.write(subject(__file__, "spoils_its_process.py")))
+                self.assertGreaterEqual(len(ran.outcomes), 18)
+                for test, outcome in ran.outcomes.items():
+                    fails = test.startswith("test_fails_")
+                    self.assertEqual(outcome, "failed" if fails else "passed", f"{test}: {ran[test].said}")
+                    if fails:
+                        self.assertIn("for a reason of its own", ran[test].said.partition("\n")[0])
+
     def test_broken_streams_are_no_failure(self):
         ran = run_source(subject(__file__, "broken_streams.py"))
         self.assertEqual(ran.outcomes.pop("test_fails_too"), "failed")
