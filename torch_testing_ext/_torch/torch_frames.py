@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from torch_testing_ext._torch.signs.recorded_entries import DECORATORS
-
+# The files of decorators around deprecated functions of torch.distributed, and of its context managers.
+_DECORATORS = (f"{os.sep}typing_extensions.py", f"{os.sep}contextlib.py")
 _OUR_FOLDER = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Not by an import: the rules read frames in processes that have not imported torch.
@@ -27,7 +27,7 @@ def is_of_torch(file: str) -> bool:
 
     So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
     """
-    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(DECORATORS)
+    return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
 
 
 @functools.cache

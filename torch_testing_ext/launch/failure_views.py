@@ -169,7 +169,9 @@ def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen
     call = doing.get(report.rank)
     if call is not None and report.in_flight is None:
         # However the ranks have ended: those that called the same share a row, and no others.
-        return _Seen(report.rank, call.did, call.site, call.did, call.site, call.brief)
+        # A call of a thread may have no line of the program.
+        site = call.site or site_of(report, fault.case.file)
+        return _Seen(report.rank, call.did, site, call.did, site, call.brief)
     did, site = _did(report, doing, fault)
     return _Seen(report.rank, did, site, _kind_of(report, did), None if report.error.cause is Cause.OF_ALL else site)
 

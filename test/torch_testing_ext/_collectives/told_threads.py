@@ -172,6 +172,51 @@ def a_key_and_a_thread(self):
         store.get("never")
 
 
+# -- threads that have no line of the program
+
+
+def groups_in_opposite_orders(test):
+    groups = [dist.new_group([0, 1], group_desc=name) for name in "ab"]
+    return groups if test.rank else groups[::-1]
+
+
+@told(*IN_A_RING, size=2, levels=(1,))
+def a_pool_that_runs_functions_of_torch(self):
+    groups = groups_in_opposite_orders(self)
+    with ThreadPoolExecutor(1) as pool:
+        calls = [pool.submit(dist.all_reduce, torch.ones(4), group=group) for group in groups]
+        wait(calls)  # rank 0
+
+
+@told(*IN_A_RING, size=2, levels=(1,))
+def a_thread_that_runs_a_function_of_torch(self):
+    for group in groups_in_opposite_orders(self):
+        thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),), kwargs={"group": group})
+        thread.start()
+        thread.join()  # rank 1
+
+
+@told(*IN_A_RING, size=2, levels=(1,))
+def asyncio_that_runs_functions_of_torch(self):
+    groups = groups_in_opposite_orders(self)
+
+    async def main():
+        for group in groups:
+            await asyncio.to_thread(dist.all_reduce, torch.ones(4), group=group)
+
+    asyncio.run(main())  # rank 0
+
+
+@told("rank 2 left before all_gather #1 of group checkpoint", "waiting in it", levels=(1,))
+def a_checkpoint_without_a_rank_that_ends(self):
+    import torch.distributed.checkpoint as dcp
+
+    side = dist.new_group(backend="gloo", group_desc="checkpoint")
+    if self.rank != 2:
+        saving = dcp.async_save({"m": torch.ones(4)}, checkpoint_id=f"{self.file_name}.checkpoint", process_group=side)
+        saving.result()  # ranks 0, 1
+
+
 # -- sound
 
 

@@ -20,6 +20,7 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._tests.source_files import is_head_of_function
 from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
+from torch_testing_ext._torch.torch_frames import is_of_program
 
 from .issued_calls import (
     Call,
@@ -190,9 +191,16 @@ class RawRecord:
         return replace(record, has_all_messages=self._has_all_messages, lists=self._lists, living=living)
 
     def _issued(self) -> Iterator[CallInGroup]:
-        raised = self._raised()
+        raised, latest = self._raised(), len(self._entries) - 1
         for at, (call, number) in enumerate(self._entries):
-            yield read_entry(call, number, self._site(call), at in raised)
+            site = self._site(call) or (self._site_of_wait() if at == latest else None)
+            yield read_entry(call, number, site, at in raised)
+
+    def _site_of_wait(self) -> Site | None:
+        """The line at which the main thread waits for another one, which has no line of the program."""
+        if self._state is None or not self._state.waits_in_own_process:
+            return None
+        return next((Site(*frame) for frame in self._state.frames if is_of_program(frame[0])), None)
 
     def _raised(self) -> set[int]:
         """The entries after which something has raised."""

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from torch_testing_ext._torch.torch_frames import is_of_program
+
 # The backend of fake accelerators. gloo computes and records for it, and has this as the description of the group.
 THROUGH_GLOO = "fakeccl"
 _GLOO = "gloo"
-# The files of decorators around deprecated functions of torch.distributed, and of its context managers.
-DECORATORS = ("/typing_extensions.py", "/contextlib.py")
 # The names that torch's C++ has for the types whose names differ in Python.
 _DTYPES = {
     "Byte": "uint8",
@@ -155,7 +155,7 @@ class RecordedEntry(NamedTuple):
         """The file, line and function of each frame of the program, innermost first. `folder`: of torch."""
         for frame in self.fields.get("frames", ()):
             file = frame["filename"]
-            if not file.startswith((folder, "<")) and not file.endswith(DECORATORS):
+            if is_of_program(file) and not file.startswith(folder):
                 yield file, frame["line"], frame["name"]
 
     @property
