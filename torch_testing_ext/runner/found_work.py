@@ -98,10 +98,11 @@ def _planned(
     failing, unneeded = _broken_files(chosen, has_failed, in_shard)
     disabled = chosen.selection.disabled
     to_run = without_disabled(to_run, disabled, found.inventory.kind)
-    planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions)
+    new, said = _new(options, earlier, to_run)
+    planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions, new, options.repeat_new)
     remarks = aspects_of_run.remarks(options, [str(test.id) for test in discovered])
     gone = stale(disabled, discovered, chosen.known_files)
-    warnings = each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, remarks, gone)
+    warnings = each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, said, remarks, gone)
     left_out = _left_out(options, chosen, decisions, tests, to_run)
     return Work(options, planned, failing, found.inventory, discovered, warnings, left_out)
 
@@ -244,6 +245,15 @@ def tests_to_rerun(
     if failed:
         return failed, ()
     return tests, ("none of the selected tests failed in its last run: running all of them",)
+
+
+def _new(options: Options, earlier: EarlierRuns, tests: Sequence[Test]) -> tuple[frozenset[TestId], tuple[str, ...]]:
+    """With --repeat-new, the tests that no known run has. Where none is known, none is new, and a warning says so."""
+    if not options.repeat_new:
+        return frozenset(), ()
+    if earlier.know_nothing:
+        return frozenset(), ("--repeat-new: no run is known here, so no test counts as new",)
+    return frozenset(test.id for test in tests if test.skip is None and not earlier.know(test.id)), ()
 
 
 def _passed_in(path: Path) -> frozenset[TestId]:

@@ -82,6 +82,7 @@ class Engine(UnitListener):
         """
         self._began = time.monotonic()
         self._dispatcher.begin(plan.units)
+        self._results.new = plan.new
         error = ""
         try:
             self._report(_run_began(plan, broken, self.options, self.inventory, self.header))

@@ -26,6 +26,8 @@ class Results:
     def __init__(self, options: Options, report: Callable[[Event], object], stop: Callable[[str], object]):
         # Final results that count as failures.
         self.failures = 0
+        # Tests without retries.
+        self.new: frozenset[TestId] = frozenset()
         self._options = options
         self._policy = options.policy
         self._report = report
@@ -64,7 +66,7 @@ class Results:
             self._alone.add(key)
             self.warn(f"{attempt.test.id}: {why}")
             return True
-        return attempt.number <= self._options.retries
+        return attempt.number <= self._options.retries and attempt.test.id not in self.new
 
     def _finish(self, attempt: Attempt) -> None:
         """Make the attempts of a test its final result, of which this is the last."""

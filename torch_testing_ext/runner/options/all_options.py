@@ -438,6 +438,16 @@ class RunOptions(AskedOptions):
         default=None,
         metadata=_execution(read_repeat, "run tests N times, or until one fails", "N|until-failure"),
     )
+    repeat_new: int = field(
+        default=0,
+        metadata=_execution(
+            count_or_zero,
+            "run tests that no known run has N times, without retries",
+            "N",
+            Level.HELP_ALL,
+            in_command=False,
+        ),
+    )
     shuffle: int | Shuffle | None = field(
         default=None,
         metadata=_execution(

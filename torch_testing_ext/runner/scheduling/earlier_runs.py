@@ -34,6 +34,14 @@ class EarlierRuns:
         self.last_failed = LastFailed(options.cache, self.warnings.append)
         self._is_shard = options.shard is not None
 
+    @property
+    def know_nothing(self) -> bool:
+        return self.durations.is_empty and self.last_failed.is_empty
+
+    def know(self, test: TestId) -> bool:
+        """Whether any of them has run this test to its end."""
+        return self.durations.expected(test) is not None or self.last_failed.failed(test)
+
     def record(self, summary: Summary, discovered: Iterable[TestId]) -> None:
         """A shard records no durations: that would change how the tests are split for the shards that run after it."""
         if not self._is_shard:
@@ -99,6 +107,10 @@ class Durations:
         self._remembered = Remembered(folder, "durations", _is_duration, warn)
         self._seconds: Mapping[str, float] = self._remembered.load()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._seconds
+
     def expected(self, test: TestId) -> float | None:
         """The seconds that a test is expected to take; None if unknown."""
         return self._seconds.get(str(test))
@@ -135,6 +147,10 @@ class LastFailed:
     def __init__(self, folder: Path, warn: Warn):
         self._remembered = Remembered(folder, "failed", lambda value: value is True, warn)
         self._failed = frozenset(self._remembered.load())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._failed
 
     def has_failures(self, file: str) -> bool:
         """Whether any test of the file failed in its last run."""

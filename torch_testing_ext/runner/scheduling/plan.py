@@ -28,6 +28,8 @@ class Plan:
     units: tuple[Unit, ...]
     # The tests that are skipped, with their reasons.
     skipped: tuple[Test, ...]
+    # The tests that no known run has: a retry would hide that one of them fails now and then.
+    new: frozenset[TestId] = frozenset()
 
     @property
     def tests(self) -> tuple[Test, ...]:
@@ -48,8 +50,13 @@ def plan(
     inventory: Inventory,
     expected: ExpectedSeconds,
     repetitions: int = 1,
+    new: frozenset[TestId] = frozenset(),
+    of_new: int = 0,
 ) -> Plan:
-    """Groups the tests into units, and skips tests that need more devices than there are."""
+    """Groups the tests into units, and skips tests that need more devices than there are.
+
+    `of_new`: repetitions of those that are `new`.
+    """
     wanted = []
     skipped = []
     for test in tests:
@@ -62,11 +69,13 @@ def plan(
     for group in group_by_fixtures(wanted):
         groups += _fitting(group, inventory)
     units: list[Unit] = []
-    for repetition in range(repetitions):
+    for repetition in range(max(repetitions, of_new if new else 0)):
+        if repetition == repetitions:
+            groups = [group for tests in groups if (group := [test for test in tests if test.id in new])]
         for group in groups:
             seconds = seconds_of_group(group, expected)
             units.append(Unit(len(units), tuple(group), repetition, seconds=seconds))
-    return Plan(tuple(units), tuple(skipped))
+    return Plan(tuple(units), tuple(skipped), new)
 
 
 def _with_devices_of(inventory: Inventory, test: Test) -> Test:
