@@ -12,11 +12,19 @@ from pathlib import Path
 from torch_testing_ext._process import user_commands
 from torch_testing_ext.upstream.other_projects import PROJECTS
 
+_OF_PYTORCH = (
+    "torch_testing_ext has the names of torch.testing._internal. For files of a checkout, "
+    "`python -m torch_testing_ext.upstream import FILE` does it"
+)
 _LEFT_OUT = ("site-packages", "node_modules", "__pycache__")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m torch_testing_ext.moving") -> int:
-    options = _parser(prog).parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] in (["pytorch"], ["torch"]):
+        print(f"{prog}: for tests of PyTorch itself, change the imports: {_OF_PYTORCH}", file=sys.stderr)
+        return 2
+    options = _parser(prog).parse_args(words)
     try:
         import libcst  # noqa: F401
     except ImportError as error:

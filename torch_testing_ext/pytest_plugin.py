@@ -29,6 +29,7 @@ import pytest
 # Before pytest takes stdin away, and plugins start threads, these look at both.
 from torch_testing_ext._process import early_threads as early_threads, terminal as terminal, words
 from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, variables_of
+from torch_testing_ext._process.setting_names import PREFIX
 from torch_testing_ext._process.setting_readers import count, read_boolean
 from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import ASPECTS
@@ -196,6 +197,10 @@ def _configure_aspects(config: pytest.Config) -> None:
             if other in given:
                 raise pytest.UsageError(f"{option.flag} and {given[other].flag} cannot be combined: {why}")
     try:
+        if any(name.startswith(PREFIX) for name in os.environ):
+            from torch_testing_ext.launch.launch_settings import check_settings
+
+            check_settings()
         for aspect in ASPECTS:
             aspect.require(asked)
             os.environ.update(variables_of(aspect.options, asked))
@@ -411,8 +416,12 @@ def _require_ranks(item: Any) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
-    report = yield
     error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, pytest.FixtureLookupError) and error.msg is None and error.argname:
+        from torch_testing_ext._pytest_ranks import refusals
+
+        error.msg = refusals.misspelt_fixture(error.argname)
+    report = yield
     concerns_us = getattr(error, "is_refusal", False) or _concerns_us(item)
     if call.when != "teardown" and (report.passed or error is not None) and concerns_us:
         from torch_testing_ext._pytest_ranks import marks, refusals

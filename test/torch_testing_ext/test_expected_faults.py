@@ -565,8 +565,8 @@ class BadInputTest(unittest.TestCase):
     def test_points(self):
         self.refuses("n is 0; the first has number 1, so give 1 or more", lambda: call(0))
         self.refuses("n is True", lambda: step(True))
-        self.refuses("there is no such operation; known are all_reduce, ", lambda: call(1, "allreduce"))
-        self.refuses("there is no such operation; known are set, get", lambda: store(1, op="put"))
+        self.refuses("there is no such operation. Did you mean: all_reduce", lambda: call(1, "allreduce"))
+        self.refuses("there is no such operation. Known are set, get", lambda: store(1, op="put"))
         self.refuses("known phases are before, during, after", lambda: call(1, phase="within"))
         self.refuses("monitored_barrier returns only", lambda: call(1, "monitored_barrier", phase="during"))
         self.refuses("only calls can be in flight; use phase='before'", lambda: step(1, phase="during"))

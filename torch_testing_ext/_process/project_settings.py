@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 SECTION = "torch_testing_ext"
-# As the command is called.
-_MISTAKEN = "torchtest"
+# As the command is called, and the distribution.
+_MISTAKEN = ("torchtest", "torch-testing-ext")
 # A variable of the runner begins with it, and has the same meaning in the processes of tests.
 RUNNER_PREFIX = "TORCH_TESTING_EXT_RUN_"
 
@@ -34,8 +34,9 @@ def pyproject_section(root: Path) -> dict[str, Any] | None:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file} cannot be read: {error}") from None
     without_spaces = text.replace(" ", "")
-    if f"tool.{_MISTAKEN}]" in without_spaces:
-        raise SettingsError(f"{file} has [tool.{_MISTAKEN}]: write [tool.{SECTION}]")
+    for mistaken in _MISTAKEN:
+        if f"tool.{mistaken}]" in without_spaces:
+            raise SettingsError(f"{file} has [tool.{mistaken}]: write [tool.{SECTION}]")
     if f"tool.{SECTION}" not in without_spaces:
         return None
     try:

@@ -36,11 +36,12 @@ from torch_testing_ext.launch.aspects import rank_warnings
 class PartFailed(AssertionError):
     """A plugin reports a failure that the test has not raised, as of a subtest. In a rank it ends the test."""
 
+    # The title of the report begins with that of the error.
+    names_its_type = True
+
     def __init__(self, report: Any):
         judged = reports.judge(report)
-        context = getattr(getattr(report, "context", None), "kwargs", None)
-        title = f"in subtest {context}: {judged.title}" if context else judged.title
-        super().__init__(title)
+        super().__init__(judged.title)
         self.text = judged.text
 
 

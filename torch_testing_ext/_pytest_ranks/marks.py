@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import sys
 import unittest
@@ -161,8 +162,8 @@ def _given_sizes(mark: pytest.Mark) -> Any:
     if len(sizes) == 1:
         return sizes[0]
     if NAME in mark.kwargs and not sizes:
-        raise BadMark(f"it has no argument {NAME}. Write @pytest.mark.{NAME}({mark.kwargs[NAME]!r})")
-    raise BadMark(f"the mark needs one argument, a world size or a list of them: @pytest.mark.{NAME}(2)")
+        raise BadMark(f"the mark has no argument {NAME}. Write @pytest.mark.{NAME}({mark.kwargs[NAME]!r})")
+    raise BadMark(f"the mark {NAME} needs one argument, a size or a list of them: @pytest.mark.{NAME}(2)")
 
 
 def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> RankSpec:
@@ -172,7 +173,7 @@ def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> Rank
     """
     unknown = sorted(keywords.keys() - {"size", *_KEYWORDS})
     if unknown:
-        raise BadMark(f"it has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
+        raise BadMark(f"the mark {NAME} has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
     backend = _checked_backend(keywords.get("backend"))
     try:
         devices = checked_devices(keywords.get("devices"))
@@ -284,13 +285,13 @@ def spec_of(item: pytest.Function) -> RankSpec | None:
             remedy = f"Mark it: @pytest.mark.{NAME}(2); a class with ranks of its own has the decorator @faults"
             raise BadMark(f"it has faults, but no ranks of the plugin. {remedy}")
         if DIST_ENV in _ours(item):
-            typos = [own.name for own in item.iter_markers() if nearest(own.name, [NAME])]
+            typos = difflib.get_close_matches(NAME, [own.name for own in item.iter_markers()], 1)
             typo = f" (it has the mark {typos[0]}: a typo?)" if typos else ""
             raise BadMark(f"the test uses {DIST_ENV}, which exists only in ranks. Add @pytest.mark.{NAME}(2){typo}")
         return None
     own_marks = [own for own in item.own_markers if own.name == NAME]
     if len(own_marks) > 1:
-        raise BadMark("the test has this mark twice. Give one mark a list of sizes")
+        raise BadMark(f"the test has the mark {NAME} twice. Give one mark a list of sizes")
     spec = spec_for(size_of_mark(item, mark), mark.kwargs, default_devices(item.config.rootpath))
     _check_function(item)
     _check_fixtures(item, spec)

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,16 +48,24 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     return config
 
 
-def known_options() -> frozenset[str]:
-    """The names of all options that pytest has in the working directory: its own, of plugins and of conftest files."""
+def known_options() -> Mapping[str, bool]:
+    """The options that pytest has in the working directory, by name, each with whether it takes a value.
+
+    Its own, of plugins and of conftest files.
+    """
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
             config = _prepareconfig(["--capture=no"], [])
         except (Exception, SystemExit):
-            return frozenset()
+            return {}
     parser = config._parser
     groups = [parser._anonymous, *parser._groups]
-    names = frozenset(name for group in groups for option in group.options for name in option.names())
+    without_value = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
+    names = {}
+    for option in (option for group in groups for option in group.options):
+        attributes = option.attrs()
+        takes_value = attributes.get("action") not in without_value and attributes.get("nargs") not in (0, "?")
+        names.update(dict.fromkeys(option.names(), takes_value))
     config._ensure_unconfigure()
     return names
 

@@ -48,7 +48,9 @@ class Judgement:
             return self.failure
         if self.is_of_ranks:
             return FailureView.of_text(self.text or self.title)
-        return FailureView.of_text(f"{_within(self.phase)}{self.title}\n\n{self.text}", self.site)
+        has_title = self.text.partition("\n")[0] == self.title
+        text = self.text if has_title else f"{self.title}\n\n{self.text}"
+        return FailureView.of_text(f"{_within(self.phase)}{text}", self.site)
 
 
 # Makes the failure of an exception: with the phase if that is no call, the subtest, and pytest's text.

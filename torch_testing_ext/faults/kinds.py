@@ -9,6 +9,10 @@ from typing import Any
 
 from .points import Point, checked_rank
 
+# Keeps these frames out of tracebacks: a wrong argument is shown at the line of the user.
+__unittest = True
+__tracebackhide__ = True
+
 # The signal by which each of these faults ends its process.
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGABRT}
 

@@ -12,8 +12,9 @@ from torch_testing_ext import fault_points
 
 from .kinds import PlannedFault, PlannedRestart, is_number
 
-# Keeps these frames out of tracebacks.
+# Keeps these frames out of tracebacks: a wrong argument is shown at the line of the user.
 __unittest = True
+__tracebackhide__ = True
 
 T = TypeVar("T")
 

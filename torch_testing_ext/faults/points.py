@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# Keeps these frames out of tracebacks: a wrong argument is shown at the line of the user.
+__unittest = True
+__tracebackhide__ = True
 
 # Operations of c10d by the names that the log of calls has for them.
 OPERATIONS = (
@@ -69,7 +73,7 @@ def call(n: int, op: str | None = None, group: Any = None, phase: str = "before"
     of the rank, where that is started again; each counts for itself.
     """
     if op is not None and op not in OPERATIONS:
-        raise ValueError(f"call({n}, {op!r}): there is no such operation; known are {', '.join(OPERATIONS)}")
+        raise ValueError(f"call({n}, {op!r}): there is no such operation.{_nearest(op, OPERATIONS)}")
     if phase == "during" and op in (*_SYNCHRONOUS, "send"):
         why = "returns only when it is over" if op in _SYNCHRONOUS else "may be over before its receiver comes"
         raise ValueError(f"call({n}, {op!r}, phase='during'): {op} {why}; use phase='before' or 'after'")
@@ -81,7 +85,7 @@ def call(n: int, op: str | None = None, group: Any = None, phase: str = "before"
 def store(n: int, op: str | None = None, phase: str = "before", incarnation: int = 0) -> Point:
     """The n-th operation on a store that the program calls: `set`, `get`, `wait` or another."""
     if op is not None and op not in STORE_OPERATIONS:
-        raise ValueError(f"store({n}, op={op!r}): there is no such operation; known are {', '.join(STORE_OPERATIONS)}")
+        raise ValueError(f"store({n}, op={op!r}): there is no such operation.{_nearest(op, STORE_OPERATIONS)}")
     return _point(Point("store", n, op, phase=phase, incarnation=incarnation))
 
 
@@ -95,6 +99,13 @@ def mark(name: str, n: int = 1, incarnation: int = 0) -> Point:
     if not isinstance(name, str) or not name:
         raise ValueError(f"mark({name!r}): give the name that the code gives to fault_point")
     return _point(Point("mark", n, name=name, incarnation=incarnation))
+
+
+def _nearest(op: object, known: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(str(op), known)
+    return f" Did you mean: {', '.join(near)}?" if near else f" Known are {', '.join(known)}"
 
 
 def _point(point: Point) -> Point:

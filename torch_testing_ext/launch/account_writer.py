@@ -19,6 +19,7 @@ from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.launcher_variables import ADDRESS, is_loopback
 from torch_testing_ext._tests.source_files import is_harness, is_library
 from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch.signs import error_texts
 from torch_testing_ext.launch.accounts import (
     ERROR_EXIT_CODE,
     LONGEST_DETAILS,
@@ -292,7 +293,7 @@ def _advice(message: str) -> str:
             "The name of another machine means 127.0.0.1 there: set GLOO_SOCKET_IFNAME to the interface by which it "
             "reaches this one"
         )
-    return ""
+    return error_texts.advice_on(message)
 
 
 def summarize(error: BaseException) -> str:
@@ -306,8 +307,10 @@ def summarize(error: BaseException) -> str:
     if causes := causes_of(error, text):
         first = "; ".join(causes)
     first = cut_middle(first, LONGEST_SUMMARY)
-    if isinstance(error, RuntimeError) and (advice := _advice(first)):
-        first = f"{first}. {advice}"
+    if advice := _advice(first):
+        first = f"{first.rstrip('.!')}. {advice}"
+    if getattr(error, "names_its_type", False):
+        return first
     return f"{name}: {first}" if first else name
 
 

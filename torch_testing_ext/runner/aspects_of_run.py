@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch_testing_ext._process.declarations import CannotBegin
 from torch_testing_ext.launch.aspects import ASPECTS
+from torch_testing_ext.launch.launch_settings import check_settings
 
 from . import run_again
 from .model import Test
@@ -27,6 +28,7 @@ def begin(options: Options) -> None:
 def require(options: Options) -> None:
     """Raise UsageError if tests cannot run with these options here."""
     try:
+        check_settings()
         for aspect in ASPECTS:
             aspect.require(options)
     except ValueError as error:

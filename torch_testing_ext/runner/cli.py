@@ -66,6 +66,8 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
         case "":
             return _execute(configured, root)
         case "config":
+            if configured.options.names:
+                raise UsageError("config: it takes no names, only -o NAME=VALUE")
             print(sources.show_options(configured))
             return ExitCode.PASSED
         case "report":

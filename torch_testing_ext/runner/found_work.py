@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -235,7 +236,7 @@ def tests_to_rerun(
     if affected is not None:
         tests = tuple(test for test in tests if affected.why(test.id) is not None)
     if options.rerun_of is not None:
-        passed = _passed_in(options.rerun_of)
+        passed = passed_before(options.rerun_of)
         before, tests = tests, tuple(test for test in tests if test.id not in passed)
         if before and not tests:
             return (), (f"each of the selected tests passed in {options.rerun_of}",)
@@ -256,7 +257,8 @@ def _new(options: Options, earlier: EarlierRuns, tests: Sequence[Test]) -> tuple
     return frozenset(test.id for test in tests if test.skip is None and not earlier.know(test.id)), ()
 
 
-def _passed_in(path: Path) -> frozenset[TestId]:
+@functools.cache
+def passed_before(path: Path) -> frozenset[TestId]:
     """The tests that ran and passed in a run file. Raises UsageError."""
     from torch_testing_ext.runner.run_files.reading import results_of_file
     from torch_testing_ext.runner.run_files.results import passed_in

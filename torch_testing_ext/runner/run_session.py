@@ -20,7 +20,7 @@ from torch_testing_ext.runner.warm.warm_client import stop_servers
 
 from . import aspects_of_run
 from .chosen_files import Chosen
-from .found_work import narrowed_choice
+from .found_work import narrowed_choice, passed_before
 from .listed_work import list_known, list_or_forecast
 from .loading import load_as_of
 from .model import ExitCode, Test, TestId
@@ -40,6 +40,9 @@ def run(options: Options, root: Path, more: RunFollower | None = None) -> int:
         # The report names the seed of the order.
         options = dataclasses.replace(options, shuffle=random.randrange(2**32))
     chosen = Chosen.of(options, root, Path.cwd())
+    if options.rerun_of is not None:
+        # An error in it is reported before anything is imported.
+        passed_before(options.rerun_of)
     sends = options.cluster is not None and is_of_ray(options.cluster) and options.cluster_root is None
     if options.action is Action.DRY_RUN and sends:
         from torch_testing_ext.runner.cluster.cluster_site import shipment

@@ -48,10 +48,13 @@ Guard = Callable[[Callable[[], int]], int]
 
 def watch(options: Options, root: Path, guard: Guard) -> int:
     """Run until the user quits. Returns the exit code of the last run that has ended."""
-    if not is_terminal(sys.stdout, os.environ) or options.takes_terminal or options.cluster is not None:
-        raise UsageError("--watch needs a terminal, and cannot be combined with --pdb and --cluster")
+    if options.takes_terminal or options.cluster is not None:
+        other = "--cluster" if options.cluster is not None else "--pdb"
+        raise UsageError(f"--watch and {other} cannot be combined. Leave out one of them")
+    if not is_terminal(sys.stdout, os.environ):
+        raise UsageError("--watch draws a page, and stdout is no terminal: run it in one")
     if importlib.util.find_spec("rich") is None:
-        raise UsageError("--watch needs rich, which is not installed")
+        raise UsageError("--watch needs rich, which is not installed: pip install rich")
     from torch_testing_ext.runner.report.watch_page import WatchPage
 
     options = dataclasses.replace(options, warm=Warm.START if options.warm is Warm.AUTO else options.warm)

@@ -17,7 +17,7 @@ SUBJECT = subject(__file__, "outcomes_of_marks.py")
 # The reason or the first line of the message must contain the second text. A rank that is killed, exits or hangs, and
 # ranks that all skip, are in the corpus of launch/test_every_host.py.
 # Without subtests of pytest's own, a failed one fails the test as in a unittest.TestResult.
-IN_SUBTEST = "in subtest {'number': '1'}" if hasattr(pytest, "Subtests") else "AssertionError: 1 != 0"
+IN_SUBTEST = "in subtest (number=1): AssertionError" if hasattr(pytest, "Subtests") else "AssertionError: 1 != 0"
 MODEL = {
     "TestPasses.test_group": ("passed", ""),
     "TestPasses.test_env_rendezvous": ("passed", ""),

@@ -29,8 +29,9 @@ REFUSED = {
     "empty": ("@mark([])\ndef test_x(): ...", "the list of world sizes is empty"),
     "in_list": ("@mark([2, 0])\ndef test_x(): ...", "the world size is 0"),
     "twice": ("@mark([2, 2])\ndef test_x(): ...", "contain one twice"),
-    "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "the test has this mark twice"),
-    "keyword": ("@mark(2, device=1)\ndef test_x(): ...", "it has no argument device. Did you mean: devices?"),
+    "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "the test has the mark world_size twice"),
+    "keyword": ("@mark(2, device=1)\ndef test_x(): ...",
+                "the mark world_size has no argument device. Did you mean: devices?"),
     "size_by_name": ("@mark(world_size=2)\ndef test_x(): ...", "Write @pytest.mark.world_size(2)"),
     "size_twice": ("@mark(2, size=2)\ndef test_x(): ...", "needs one argument"),
     "misspelt": ("@pytest.mark.wrld_size(2)\ndef test_x(dist_env): ...", "(it has the mark wrld_size: a typo?)"),
@@ -98,8 +99,8 @@ class RefusalsTest(PytestCase):
         run = run_pytest({"conftest.py": conftest, "test_x.py": source}, "--doctest-modules")
         refused = {
             "test_x.of_doctest": "a DoctestItem cannot run in ranks, only functions and methods can",
-            "test_other_size_from_hook[world_size=2]": "the test has this mark twice",
-            "test_other_size_from_hook[world_size=3]": "the test has this mark twice",
+            "test_other_size_from_hook[world_size=2]": "the test has the mark world_size twice",
+            "test_other_size_from_hook[world_size=3]": "the test has the mark world_size twice",
             "test_list": "to a test that a hook marks after collection",
             "test_fixture": "was added during its set-up, which is too late",
             "test_body": "was added during its call, which is too late",

@@ -47,6 +47,7 @@ def get_timeout(test_id: str) -> float:
 
 def checked_world_size(given: Any, name: str) -> int:
     """Convert a world size, a number or a string of digits, to a number; `name` is for the error."""
+    __tracebackhide__ = True
     try:
         size = int(given)
     except (TypeError, ValueError):

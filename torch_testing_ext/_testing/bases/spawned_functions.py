@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -56,9 +57,28 @@ def spawn(
     importable, and the arguments are pickled.
     """
     size = checked_world_size(world_size, "world_size")
+    _check_arguments(function, size, args)
     launched_ranks.refuse("spawn")
     need = need_of_devices(devices, size, backend, _name_of(function))
     run_spawned(function, size, args, timeout, backend, need)
+
+
+def _check_arguments(function: Callable[..., object], size: int, args: tuple[Any, ...]) -> None:
+    """Raise TypeError for a call that every rank would refuse: here it is shown at the line of the user."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Not all functions in C have one.
+        return
+    try:
+        signature.bind(0, *args)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", function)
+        passed = "".join(f", {value!r}" for value in args)
+        raise TypeError(
+            f"each rank would call {name}(rank{passed}), but its signature is {name}{signature}: {error}. Pass what it "
+            f"lacks after the number of ranks, as in spawn({name}, {size}, ...)"
+        ) from None
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -6,6 +6,10 @@ from typing import Any, TypeVar
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import kinds_of
 from torch_testing_ext._process.devices_setting import AUTO
 
+# Keeps these frames out of tracebacks: a wrong value is shown at the line of the user.
+__unittest = True
+__tracebackhide__ = True
+
 T = TypeVar("T")
 TIMEOUT = "_torch_testing_ext_timeout"
 _MAY_DIFFER = "_torch_testing_ext_collectives_may_differ"

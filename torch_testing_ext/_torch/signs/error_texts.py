@@ -61,3 +61,25 @@ def is_of_unsupported_dtensor(error: BaseException) -> bool:
 def is_of_missing_triton(error: BaseException) -> bool:
     """Whether an error says that Triton is not installed."""
     return "triton" in str(error).lower()
+
+
+# What to do about errors that newcomers meet first, by their text.
+_ADVICE = (
+    (
+        re.compile("initialize the default process group twice"),
+        "The test has a process group before it begins, as dist_env makes one: leave out init_process_group.",
+    ),
+    (
+        re.compile("Default process group has not been initialized"),
+        "Nothing has made a process group: ask for dist_env, pass backend='gloo' to spawn, or call init_process_group.",
+    ),
+    (
+        re.compile("not compiled with CUDA|Found no NVIDIA driver|No CUDA GPUs are available|'_cuda_setDevice'"),
+        "The ranks are on the CPU: use dist_env.device, or have the test skip without GPUs (devices=2 in its mark).",
+    ),
+)
+
+
+def advice_on(text: str) -> str:
+    """What to do about an error with this text; "" if that is not known."""
+    return next((advice for pattern, advice in _ADVICE if pattern.search(text)), "")

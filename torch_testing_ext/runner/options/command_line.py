@@ -7,6 +7,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import itertools
+import os
 import platform
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from typing import Any, NoReturn
 from torch_testing_ext import __version__
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.setting_readers import read_boolean
-from torch_testing_ext._process.words import NEAR
 from torch_testing_ext.launch.aspects import ASPECTS
 
 from .all_options import OPTION_TABLE, Options
@@ -65,6 +65,9 @@ _INSTEAD = {
     "--no-capture": "-s",
 }
 
+# Similarity of flags that are taken for one another: many are short, and alike by chance.
+_ALIKE = 0.66
+_APART = "not allowed with argument "
 # Examples of values that are not numbers, by the option's first flag.
 _EXAMPLES = {
     "-k": ": a part of names, such as -k 'sum and not slow'",
@@ -81,9 +84,17 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("ignored explicit argument", "it takes no value, such as")
         flags, _, what = message.partition(": ")
+        flag = flags.partition("/")[0]
+        with_values = [known for known in _const_flags() if known.startswith(f"{flag}=")]
         if what == "expected one argument":
-            flag = flags.partition("/")[0]
             message = f"{flag} needs a value{_EXAMPLES.get(flag, '')}"
+        elif what.startswith(_APART):
+            other = what.removeprefix(_APART).partition("/")[0]
+            message = f"{flag} and {other} cannot be combined. Leave out one of them"
+        elif what.startswith("it takes no value") and with_values:
+            message = (
+                f"{flag}: {what.rpartition(' ')[2]} is not one of its values. Use {flag} or {', '.join(with_values)}"
+            )
         raise UsageError(f"{message} (--help lists the options)")
 
 
@@ -107,7 +118,8 @@ def parse_words(argv: Sequence[str], command: str, as_pytorch: bool) -> ParsedWo
         arguments.print_help(Level.HELP)
     parsed, unknown = arguments.parser().parse_known_intermixed_args(_with_values(argv))
     if unknown:
-        raise UsageError(arguments.advice_on(unknown[0]))
+        after = argv[argv.index(unknown[0]) + 1 :] if unknown[0] in argv else []
+        raise UsageError(arguments.advice_on(unknown[0], after[0] if after else ""))
     values = {}
     for field, value in vars(parsed).items():
         values[field] = tuple(value) if isinstance(value, list) else value
@@ -132,12 +144,29 @@ def version_line() -> str:
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
-    """The words; a flag that may be alone gets its value, since the next word is none."""
-    alone: dict[str, str] = {}
-    for spec in OPTION_TABLE.values():
-        if spec.alone:
-            alone.update((flag, f"{flag}={spec.alone}") for flag in spec.flags)
-    return [alone.get(word, word) for word in argv]
+    """The words; a flag that may be alone gets its value, since the next word is none. Raises UsageError."""
+    may_be_alone = {flag: spec for spec in OPTION_TABLE.values() if spec.alone for flag in spec.flags}
+    for flag, word in itertools.pairwise(argv):
+        if flag in may_be_alone and _is_lost_value(may_be_alone[flag], word):
+            raise UsageError(f"{flag} takes its value after an equals sign: {flag}={word}")
+    return [f"{word}={may_be_alone[word].alone}" if word in may_be_alone else word for word in argv]
+
+
+def _is_lost_value(spec: OptionSpec, word: str) -> bool:
+    """Whether a word after a flag that may be alone is meant as its value, and is not the name of a test."""
+
+    def is_value(text: str) -> bool:
+        with suppress(ValueError):
+            spec.read(text)
+            return True
+        return False
+
+    # An option that takes any text has no values that tell them from names.
+    return is_value(word) and not is_value("test_x.py") and not os.path.exists(word)
+
+
+def _const_flags() -> list[str]:
+    return [name for spec in OPTION_TABLE.values() for value in spec.values for name in value.names]
 
 
 def _override(text: str) -> tuple[str, str]:
@@ -163,8 +192,10 @@ class _Arguments:
         parser = _Parser(argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False)
         for field, spec in OPTION_TABLE.items():
             if self._has(field):
+                # A run does one thing.
+                owner = parser.add_mutually_exclusive_group() if field == "action" else parser
                 for names, more in self._arguments(field, spec):
-                    parser.add_argument(*names, **more)
+                    owner.add_argument(*names, **more)
         _add_override(parser, "-o", "--override-ini")
         return parser
 
@@ -213,10 +244,12 @@ class _Arguments:
         about_x = [_OF_PYTORCH, ""] if self._as_pytorch else []
         return "\n".join([*about_x, "commands, each with a --help:", *lines, "", EXIT_CODES])
 
-    def advice_on(self, word: str) -> str:
-        """The message on a flag that does not exist."""
+    def advice_on(self, word: str, after: str) -> str:
+        """The message on a flag that does not exist. `after`: the next word, which may be its value."""
         flag = word.partition("=")[0]
-        flags = ["--help", "--override-ini"] if self._command else ["--help", "--help-all", "--override-ini"]
+        flags = ["--help", "--override-ini"]
+        if not self._command:
+            flags += ["--help-all", "--version"]
         by_name = {}
         for field, spec in OPTION_TABLE.items():
             if self._has(field):
@@ -226,7 +259,9 @@ class _Arguments:
                     flags += names
         # Names are compared without dashes: all flags begin alike.
         by_name.update((known.lstrip("-"), known) for known in flags)
-        near = difflib.get_close_matches(flag.lstrip("-"), by_name, cutoff=NEAR)
+        bare = flag.lstrip("-")
+        near = [name for name in by_name if len(bare) > 2 and bare in name.split("-")]
+        near = near[:3] or difflib.get_close_matches(bare, by_name, cutoff=_ALIKE)
         advice = f" Did you mean: {', '.join(by_name[name] for name in near)}?" if near else ""
         instead = {option.flag: option.instead for aspect in ASPECTS for option in aspect.options if option.instead}
         if not self._command and (used := (instead | _INSTEAD).get(flag)):
@@ -237,8 +272,10 @@ class _Arguments:
         if why:
             return f"{flag} is an option of pytest: {why}"
         name = flag if flag.startswith("--") else flag[:2]
-        if name in _known_to_pytest():
-            return f"{flag} is an option of pytest: write it after --, as in torchtest -- {word}"
+        takes_value = _known_to_pytest().get(name)
+        if takes_value is not None:
+            value = f" {shlex.quote(after)}" if takes_value and word == name and after[:1] not in ("", "-") else ""
+            return f"{flag} is an option of pytest: write it after --, as in torchtest -- {word}{value}"
         return f"{flag} is not an option.{advice} (--help lists the options)"
 
     def _arguments(self, field: str, spec: OptionSpec) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
@@ -261,13 +298,17 @@ class _Arguments:
             yield flags, _valued(field, spec)
 
 
-def _known_to_pytest() -> frozenset[str]:
-    """The options of pytest, its plugins and the project; none without pytest, or if the project's cannot be read."""
+def _known_to_pytest() -> Mapping[str, bool]:
+    """The options of pytest, its plugins and the project, each with whether it takes a value.
+
+    None without pytest, or if the project's cannot be read.
+    """
     if importlib.util.find_spec("pytest") is None:
-        return frozenset()
+        return {}
     from torch_testing_ext._pytest_ranks import pytest_internals
 
-    return pytest_internals.known_options()
+    known: Mapping[str, bool] = pytest_internals.known_options()
+    return known
 
 
 def _valued(field: str, spec: OptionSpec) -> dict[str, Any]:

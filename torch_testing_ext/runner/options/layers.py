@@ -16,7 +16,7 @@ from torch_testing_ext._process.words import nearest
 
 from .all_options import OPTION_TABLE, Options
 from .command_line import ParsedWords
-from .names import setting_name
+from .names import setting_name, written_name
 from .values import UsageError
 
 DEFAULT = "default"
@@ -82,7 +82,14 @@ def _known_field(key: str, source: str) -> str:
     name = setting_name(field)
     if name in known:
         return field
-    raise UsageError(f"{source} {key} is not a setting of [tool.{SECTION}].{nearest(name, known)}")
+    message = f"{source} {key} is not a setting of [tool.{SECTION}]"
+    if field in OPTION_TABLE:
+        flag = written_name(field)
+        raise UsageError(f"{message}, since {flag} is for one run: write it on the command line")
+    if source == "-o":
+        # A name that pytest has is no misspelt one of ours.
+        raise UsageError(f"{message}.{nearest(name, known)} For one of pytest, write -- -o {key}=VALUE")
+    raise UsageError(f"{message}.{nearest(name, known)}")
 
 
 def of_environment(environ: Mapping[str, str], cwd: Path) -> Layer:

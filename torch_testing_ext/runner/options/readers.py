@@ -71,8 +71,9 @@ _NOT_FOR_PYTEST = {
     **dict.fromkeys(("-k", "-m", "-l", "--showlocals"), "use that of torchtest"),
     **dict.fromkeys(("--pdb", "--trace"), "use --pdb of torchtest"),
     **dict.fromkeys(("--simulate", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
+    "--rank-timeout": "use --timeout of torchtest",
     "--cov": "use --coverage of torchtest, or pytest --cov",
-    "--basetemp": "each test has a folder of its own",
+    "--basetemp": "each test has a folder of its own, in TMPDIR",
 }
 
 

@@ -346,6 +346,9 @@ def _explain_usage_error(text: str) -> str:
         _, is_error, message = line.partition(": error: ")
         if is_error and message:
             return f"pytest refuses its options: {message}\n\n{text}"
+        _, is_unknown, place = line.partition("not found: ")
+        if is_unknown and Path(place).is_file():
+            return f"pytest has no tests in {place}. The names of test files are its setting python_files: test_*.py"
     return f"pytest: {text}"
 
 

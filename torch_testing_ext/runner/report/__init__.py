@@ -156,4 +156,5 @@ def _make_console(
         layout,
         partial(columns, stream, environ),
         options.status_level,
+        options.html,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from torch_testing_ext._collectives.failure import Line
 from torch_testing_ext._process import user_commands
@@ -47,6 +48,8 @@ class Console:
     # The columns of the terminal now.
     columns: Callable[[], int | None] = lambda: None
     level: StatusLevel = StatusLevel.ALL
+    # The page with the whole run, if one is written.
+    page: Path | None = None
     _total: int = 0
     _done: int = 0
     _repetitions: int = 1
@@ -187,6 +190,7 @@ class Console:
             self._warnings,
             self._layout_now(),
             in_full=self.detail is Verbosity.QUIET or self.level is StatusLevel.NONE,
+            page=self.page,
         )
         self.writer.write(f"\n{sections}")
 

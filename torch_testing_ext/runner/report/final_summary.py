@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch_testing_ext._process import shell_words
 from torch_testing_ext._process.same_texts import without_accidents
@@ -38,6 +39,8 @@ class FinalSummary:
     layout: ConsoleLayout
     # Whether it has the details of each failure, which have not been printed before.
     in_full: bool
+    # The page with the whole run, if there is one.
+    page: Path | None = None
 
     def __post_init__(self) -> None:
         self._repetitions = 1
@@ -61,7 +64,7 @@ class FinalSummary:
             self._error(),
             self._rerun_command(),
             # Without colour, since programs read it, too.
-            [self.summary.last_line],
+            [*self._address(), self.summary.last_line],
         ]
         texts = ["\n".join(lines) for lines in sections if any(lines)]
         return "\n\n".join(texts) + "\n"
@@ -270,14 +273,23 @@ class FinalSummary:
         command = " ".join([self.command, *words])
         return [f"to {verb} {tests}:", f"  {command}"]
 
+    def _address(self) -> list[str]:
+        """The page of a run that failed, as terminals and CI open it."""
+        has_failed = bool(self.summary.failures or self.summary.error)
+        if not has_failed or self.page is None or not self.page.exists():
+            return []
+        return [f"report: {self.page.absolute().as_uri()}"]
+
     def _name(self, result: FinishedTest) -> str:
         return wording.name(result.last, self._repetitions)
 
 
 def _of_them(counts: Counter[TestOutcome], outcome: TestOutcome) -> str:
-    """`2 error`; of the failures, `7 assertion failures`, since all of them have failed."""
+    """`2 errors`; of the failures, `7 assertion failures`, since all of them have failed."""
     if outcome is TestOutcome.FAILED:
         return count(counts[outcome], "assertion failure")
+    if outcome is TestOutcome.ERROR:
+        return count(counts[outcome], outcome.value)
     return f"{counts[outcome]} {outcome.value}"
 
 

@@ -112,7 +112,10 @@ def _header(path: Path, lines: list[bytes]) -> JournalHeader:
         ((kind, values),) = json.loads(lines[0]).items()
         written = values["format"]
     except (IndexError, ValueError, KeyError, TypeError, AttributeError):
-        raise JournalError(f"{path} is not the journal of a run") from None
+        raise JournalError(
+            f"{path} is not the journal of a run, a file journal.jsonl in .torch_testing_ext/runs. Without a name, the "
+            "latest run is taken"
+        ) from None
     if kind != JournalHeader.__name__ or written not in (*_SAME_RECORDS, *_OLDER):
         raise JournalError(f"{path} has the format {written!r}; this version reads {JOURNAL_FORMAT!r}")
     header: JournalHeader = messages.decode(JournalHeader, values)

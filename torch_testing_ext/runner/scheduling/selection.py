@@ -163,6 +163,7 @@ def _files(name: _Name, known: Sequence[str]) -> tuple[str, ...]:
             candidates = {_parts(file)[-1] for file in known}
         command = difflib.get_close_matches(name.text, COMMANDS, 1, cutoff=0.7)
         alike = f" Did you mean the command {command[0]}?" if command else nearest(name.path, candidates)
+        alike = alike or " --list lists the tests."
         raise UsageError(f"{name.text}: no test file has this name or starts with it.{alike}")
     return tuple(file for file in known if closeness[file] is closest)
 

@@ -92,7 +92,8 @@ class TestXunit:
 
 def test_options():
     known = internals.known_options()
-    assert {"-k", "--tb", "--basetemp", "--sanitize"} <= known and "--nosuch" not in known
+    assert {"-k", "--tb", "--basetemp", "--sanitize"} <= known.keys() and "--nosuch" not in known
+    assert known["--tb"] and known["-p"] and not known["--setup-show"] and not known["-v"]
     config = internals.make_config(["-q", "-m", "not slow", "--tb=short", __file__], [])
     assert internals.options_again(config) == ["-m", "not slow"]
     internals.unconfigure(config)

@@ -126,7 +126,7 @@ class CommandLineTest(OptionsCase):
     def test_bad_values(self):
         for argv, pattern in (
             (("--shuffel",), "--shuffel is not an option. Did you mean: --shuffle"),
-            (("--lst",), "--lst is not an option. Did you mean: --list, "),
+            (("--lst",), "--lst is not an option. Did you mean: --list[?]"),
             (("--basetemp=x",), r"--basetemp is an option of pytest: each test has a folder of its own"),
             (("--tb=short",), r"--tb is an option of pytest: write it after --, as in torchtest -- --tb=short"),
             (("-rA",), r"-rA is an option of pytest: write it after --, as in torchtest -- -rA"),

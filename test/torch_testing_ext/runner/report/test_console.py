@@ -262,7 +262,7 @@ class FinalSummaryTest(unittest.TestCase):
         self.assertIn(
             "\n4 passed, 6 failed, 2 skipped in 12.5 s\n"
             "  passed: 1 passed, 1 leaked, 1 flaky, 1 expected failure\n"
-            "  failed: 1 assertion failure, 2 error, 1 timeout, 1 crashed, 1 unexpected success\n",
+            "  failed: 1 assertion failure, 2 errors, 1 timeout, 1 crashed, 1 unexpected success\n",
             report,
         )
 

@@ -40,7 +40,7 @@ class NarrowTerminalTest(unittest.TestCase):
                     self.assertLessEqual(max(map(len, row)), max(columns, len("  failed: 2 assertion failures,")))
                     counts = "4 passed, 7 failed, 2 skipped in 12.5 s   "
                     passed = "passed: 1 passed, 1 leaked, 1 flaky, 1 expected failure   "
-                    failed = "failed: 2 assertion failures, 2 error, 1 timeout, 1 crashed, 1 unexpected success"
+                    failed = "failed: 2 assertion failures, 2 errors, 1 timeout, 1 crashed, 1 unexpected success"
                     self.assertEqual(" ".join(row), counts + passed + failed)
 
     def test_the_name_of_a_failure_is_whole_and_its_cause_below(self):
