@@ -222,12 +222,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_report_collectionfinish(config: pytest.Config, items: list[Any]) -> list[str]:
     """Say what ranks use, and with -v which names came from PyTorch."""
     lines = []
-    is_silent = config.option.collectonly or config.get_verbosity() < 0
+    is_silent = config.option.collectonly or config.option.verbose < 0
     if not is_silent and any(_has_ranks(item) for item in items):
         from torch_testing_ext._pytest_ranks import item_in_parent
 
         lines.append(item_in_parent.where_ranks_run(config.rootpath))
-    if config.getoption(OPTION) and config.get_verbosity() > 0:
+    if config.getoption(OPTION) and config.option.verbose > 0:
         from torch_testing_ext.upstream import drop_in
 
         lines += drop_in.explain().splitlines()
@@ -445,7 +445,7 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> Generator[No
     if getattr(report, "is_refused_again", False):
         return "refused", "E", ("REFUSED", {"red": True})
     place = getattr(report, "place_of_ranks", "")
-    if not place or config.get_verbosity() <= 0:
+    if not place or config.option.verbose <= 0:
         return status
     category, letter, word = status
     if isinstance(word, tuple):
@@ -456,7 +456,7 @@ def pytest_report_teststatus(report: Any, config: pytest.Config) -> Generator[No
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say on what ranks ran, under pytest-xdist: the process with the terminal collects nothing there."""
-    if not config.pluginmanager.hasplugin("dsession") or config.get_verbosity() < 0:
+    if not config.pluginmanager.hasplugin("dsession") or config.option.verbose < 0:
         return
     reports = [report for several in terminalreporter.stats.values() for report in several]
     places = Counter(place for report in reports if (place := getattr(report, "place_of_ranks", "")))

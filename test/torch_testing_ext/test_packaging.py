@@ -202,8 +202,23 @@ class ProjectFilesTest(unittest.TestCase):
         for file in files:
             self.assertIsInstance(yaml.safe_load(file.read_text()), dict, file)
 
+    def test_actions_are_pinned_by_hash(self):
+        """A tag may be moved to other code; the comment says which version it is, for Dependabot and for people."""
+        files = [*(ROOT / ".github/workflows").glob("*.yml")]
+        used = [line for file in files for line in re.findall(r"uses: (.*)", file.read_text())]
+        self.assertGreater(len(used), 20)
+        for each in used:
+            self.assertRegex(each, r"^[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
+
+    def test_a_release_is_attested_before_it_is_uploaded(self):
+        jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+        self.assertEqual(jobs["upload"]["needs"], ["build", "attest"])
+        self.assertEqual(jobs["upload"]["if"], "github.ref_type == 'tag'")
+        rights = {name: set(job.get("permissions", {})) for name, job in jobs.items()}
+        self.assertEqual(rights, {"build": set(), "attest": {"id-token", "attestations"}, "upload": {"id-token"}})
+
     def test_the_jobs_of_ci_run_existing_parts(self):
-        known = {"main", "test", "slow", "wheel", "lint", "newest"}
+        known = {"main", "test", "slow", "wheel", "lint", "newest", "floors", "release"}
         named = [re.findall(r"bash \.ci/run(.*)", file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
         parts = {part for commands in named for command in commands for part in command.split()}
         self.assertEqual(parts, known)
@@ -223,7 +238,7 @@ class ProjectFilesTest(unittest.TestCase):
         needs = [need for extra in project["optional-dependencies"].values() for need in extra]
         floors = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join([*project["dependencies"], *needs]), re.MULTILINE))
         tested = dict(re.findall(r"^([\w-]+)==([\d.]+)", (ROOT / ".ci/oldest.txt").read_text(), re.MULTILINE))
-        for name in ("pytest", "hypothesis", "ray", "rich", "libcst"):
+        for name in ("torch", "pytest", "pytest-xdist", "hypothesis", "ray", "rich", "libcst", "junitparser"):
             self.assertTrue(tested[name].startswith(floors[name]), (name, tested[name], floors[name]))
 
 

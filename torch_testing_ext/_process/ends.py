@@ -1,8 +1,10 @@
 """The ends of child processes."""
 
 import os
+import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
@@ -38,17 +40,13 @@ def wait_for_exit(pid: int) -> int | None:
         return None
 
 
-def wait_and_end_group(pid: int) -> int | None:
-    """Wait for a child, and end what it has left running in its group. Returns the same as `wait_for_exit`."""
-    with suppress(ChildProcessError):
-        # Its number stays its own until its status is taken.
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        signal_group(pid, signal.SIGKILL)
-    return wait_for_exit(pid)
-
-
 def has_ended(pid: int, timeout: float) -> bool:
     """Wait at most `timeout` seconds for a process to end, without reaping it."""
+    if sys.platform == "darwin":
+        with suppress(ProcessLookupError), select.kqueue() as queue:
+            event = select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_ADD, select.KQ_NOTE_EXIT)
+            return bool(queue.control([event], 1, max(0.0, timeout)))
+        return True
     gone = os.pidfd_open(pid)
     try:
         return wait_readable(gone, time.monotonic() + timeout)
@@ -60,8 +58,8 @@ def wait_until_gone(pids: list[int], timeout: float = 1.0) -> None:
     """Wait at most `timeout` seconds until processes that were killed have ended, and reap those that are children."""
     deadline = time.monotonic() + timeout
     for pid in pids:
-        # The process may be gone already, and some systems have no pidfd_open.
-        with suppress(OSError, AttributeError):
+        # The process may be gone already.
+        with suppress(OSError):
             has_ended(pid, deadline - time.monotonic())
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

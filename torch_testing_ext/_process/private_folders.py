@@ -51,9 +51,16 @@ def _is_own_folder(status: os.stat_result) -> bool:
 
 @contextmanager
 def socket_name(path: str) -> Iterator[str]:
-    """A name for the address of a Unix socket at a path: through a descriptor of its folder if the path is too long."""
+    """A name for the address of a Unix socket at a path. If that is too long: through a descriptor of its folder, or
+    where the system shows none, through a link."""
     if len(os.fsencode(path)) <= _LONGEST_ADDRESS:
         yield path
+        return
+    if not os.path.isdir("/proc/self/fd"):
+        with tempfile.TemporaryDirectory(dir="/tmp") as short:
+            link = os.path.join(short, "link")
+            os.symlink(os.path.dirname(os.path.abspath(path)), link)
+            yield os.path.join(link, os.path.basename(path))
         return
     folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -22,7 +22,7 @@ CAN_FORK = LINUX
 # A real-time signal where they exist: tests use SIGUSR1 and SIGUSR2 for purposes of their own.
 DUMP_STACKS: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 # Answered at once, by faulthandler: see `stacks`.
-DUMP_STACKS_NOW = DUMP_STACKS - 1
+DUMP_STACKS_NOW: int = DUMP_STACKS - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 LOOPBACK = "lo" if LINUX else "lo0"
 
 HUGE_PAGE = 2 << 20

@@ -60,7 +60,7 @@ def look_at(item: Any, error: BaseException) -> bool:
     """
     if not item.config.getoption("usepdb", False):
         return False
-    excinfo = pytest.ExceptionInfo.from_exception(error)
+    excinfo = pytest_internals.exception_info(error)
     call: Any = pytest.CallInfo.from_call(lambda: None, "call")
     call.excinfo = excinfo
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)

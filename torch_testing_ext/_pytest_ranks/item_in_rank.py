@@ -305,7 +305,7 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
         if isinstance(error, PartFailed):
             text = error.text
         else:
-            text = str(item.repr_failure(pytest.ExceptionInfo.from_exception(error)))
+            text = str(item.repr_failure(pytest_internals.exception_info(error)))
     except Exception:
         text = launch.format_error(error)
     is_assertion = isinstance(error, (AssertionError, pytest.fail.Exception))

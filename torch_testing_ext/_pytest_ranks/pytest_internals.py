@@ -38,6 +38,12 @@ DEBUGGER, TRACE, TERMINAL = "pdbinvoke", "pdbtrace", "terminalreporter"
 REMEMBERING = ("lfplugin", "nfplugin", "stepwiseplugin", "stepwise")
 
 
+def exception_info(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
+    """An error that was raised, as pytest's hooks get it. `ExceptionInfo.from_exception`: since 7.4."""
+    assert error.__traceback__ is not None
+    return pytest.ExceptionInfo.from_exc_info((type(error), error, error.__traceback__))
+
+
 # -- a session
 
 

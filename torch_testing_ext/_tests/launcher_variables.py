@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
 
-from torch_testing_ext._torch.signs import native_threads
-
 
 class LauncherVariables(NamedTuple):
     """The variables of one launcher; empty where it has none."""
@@ -41,10 +39,10 @@ SRUN = LauncherVariables(
     nodes="SLURM_STEP_NUM_NODES",
 )
 LAUNCHERS = (TORCHRUN, OPEN_MPI, HYDRA, SRUN)
-# What starts the ranks of one machine for Slurm, Open MPI, MPICH and their kin. Linux cuts names after 15 letters.
+# What starts the ranks of one machine for Slurm, Open MPI, MPICH and their kin; `native_threads` has torchrun. Linux
+# cuts names after 15 letters.
 PROGRAMS = {
     "slurmstepd",
-    *native_threads.TORCHRUN,
     *("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),
     *("mpiexec.hydra", "hydra_pmi_proxy"),
 }

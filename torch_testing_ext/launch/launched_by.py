@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from torch_testing_ext._process import system
 from torch_testing_ext._tests import launcher_variables as variables
+from torch_testing_ext._torch.signs.native_threads import TORCHRUN
 
 # In the ranks that we start, and in their children: the values of RANK and MASTER_PORT that are ours.
 SET_BY_US = "_TORCH_TESTING_EXT_RANK"
@@ -132,6 +133,7 @@ def _key(environ: Mapping[str, str], parent: int | None) -> str:
     else:
         parent = os.getppid() if parent is None else parent
         # A shell in between would be another one for each rank.
-        known = [str(system.starter(parent, variables.PROGRAMS) if variables.has_program(environ) else parent)]
+        names = (*variables.PROGRAMS, *TORCHRUN)
+        known = [str(system.starter(parent, names) if variables.has_program(environ) else parent)]
     text = json.dumps([os.getuid(), *known])
     return hashlib.sha256(text.encode()).hexdigest()[:32]

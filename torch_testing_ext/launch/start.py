@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch_testing_ext._process import fork_safety, temporary_folders, words
+from torch_testing_ext._process import fork_safety, system, temporary_folders, words
 from torch_testing_ext._tests import system_refusals
 from torch_testing_ext._tests.notes import warn_user
 from torch_testing_ext.launch import launched_by
@@ -294,6 +294,12 @@ def launch_fresh(job: Job) -> Run:
     return launcher(inherits=False).launch(job)
 
 
+_NEEDS_LINUX = (
+    "these ranks are forks of this process, which needs Linux; the test classes of "
+    "torch_testing_ext.common_distributed start new interpreters"
+)
+
+
 def launch_from_here(job: Job, inherited: Any = None) -> Run:
     """Start the ranks of a job, forked from this process as it is now. Their fork server ends with them.
 
@@ -301,6 +307,8 @@ def launch_from_here(job: Job, inherited: Any = None) -> Run:
 
     Raises CannotStart if it is not safe to fork, or if the setting wants another start method.
     """
+    if not system.CAN_FORK:
+        raise CannotStart(_NEEDS_LINUX, is_refused=True)
     wanted = _wanted_start(job)
     own = launcher()
     server = None

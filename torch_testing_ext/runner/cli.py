@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torch_testing_ext._process import user_commands
+from torch_testing_ext._process import system, user_commands
 from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext._process.project_folder import project_root
 from torch_testing_ext._tests import launcher_variables
@@ -149,6 +149,8 @@ def _discard_stdout() -> None:
 
 def _execute(configured: ConfiguredOptions, root: Path) -> int:
     """Run or list tests."""
+    if not system.CAN_FORK:
+        raise CannotRun("torchtest forks a process that has imported torch, which needs Linux: run tests by pytest")
     from . import aspects_of_run, run_session
 
     options = configured.options

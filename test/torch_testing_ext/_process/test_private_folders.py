@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 import tempfile
 import unittest
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch_testing_ext._process.private_folders import (
     make_locked,
     make_private,
     remove_left,
+    socket_name,
 )
 from torch_testing_ext.common_utils import run_tests
 
@@ -23,6 +25,26 @@ class PrivateFoldersTest(unittest.TestCase):
         shared = tempfile.TemporaryDirectory(prefix="torch_testing_ext_test_")
         self.addCleanup(shared.cleanup)
         self.shared = Path(shared.name)
+
+    def test_names_of_sockets(self):
+        """Also of a path that is too long for an address, by a system that shows no descriptors."""
+        deep = self.shared / ("deep" * 30)
+        deep.mkdir()
+        for shows in (True, False):
+            path = str(deep / f"socket_{shows}")
+            with (
+                self.subTest(shows),
+                mock.patch("os.path.isdir", return_value=shows),
+                socket.socket(socket.AF_UNIX) as listener,
+            ):
+                with socket_name(path) as name:
+                    self.assertLess(len(name), 100)
+                    self.assertEqual(name.startswith("/proc/"), shows)
+                    listener.bind(name)
+                self.assertTrue(os.path.exists(path))
+                self.assertFalse(os.path.exists(os.path.dirname(name)))
+        with socket_name(str(self.shared / "short")) as name:
+            self.assertEqual(name, str(self.shared / "short"))
 
     def test_which_folders_are_used(self):
         self.assertEqual(make_private(self.shared / "a" / "new").stat().st_mode & 0o777, 0o700)

@@ -8,6 +8,7 @@ import types
 import unittest
 from pathlib import Path
 
+import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
@@ -18,6 +19,8 @@ from torch_testing_ext.common_utils import run_tests
 PLUGIN = subject(__file__, "report_keeping_plugin.py")
 SUBJECT = subject(__file__, "judged_reports.py")
 WORSE = ("error", "KeyError: 'worse'", "tear-down")
+# pytest 7.4 and later say it as they say what pytest.fail() does.
+UNEXPECTED = "Unexpected success" if pytest.version_tuple < (7, 4) else "Failed: Unexpected success"
 # By test: its outcome, its reason or else the title of its failure; then the phase, the need, and if ranks decided.
 MODEL = {
     "test_passes": [("passed", "")],
@@ -46,7 +49,7 @@ MODEL = {
     "UnittestTest::test_fails": [("failed", "AssertionError: of unittest")],
     "UnittestTest::test_skips": [("skipped", "of unittest")],
     "UnittestTest::test_expected": [("expected failure", "")],
-    "UnittestTest::test_unexpected": [("unexpected success", "Failed: Unexpected success")],
+    "UnittestTest::test_unexpected": [("unexpected success", UNEXPECTED)],
 }
 # The same in another process, where there are no exceptions: a failure of a call is one of an assertion.
 SENT = MODEL | {

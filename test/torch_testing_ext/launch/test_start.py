@@ -214,6 +214,12 @@ class RefusedTest(TestCase):
         launch.close()
         self.addCleanup(launch.close)
 
+    def test_a_system_that_cannot_fork(self):
+        with mock.patch.object(system, "CAN_FORK", False):
+            job = Reduces("reduces")
+            with self.assertRaisesRegex(launch.CannotStart, "^these ranks are forks of this process, which needs"):
+                launch.launch_from_here(job)
+
     def test_no_folder_for_files(self):
         with environ(TORCH_TESTING_EXT_LOGS="/proc/nothing"):
             seen = outcome_of(Reduces("reduces"))

@@ -154,7 +154,7 @@ def test_debugger(request, monkeypatch):
     try:
         1 / 0
     except ZeroDivisionError as error:
-        excinfo = pytest.ExceptionInfo.from_exception(error)
+        excinfo = internals.exception_info(error)
     call = pytest.CallInfo.from_call(lambda: 1 / 0, "call")
     internals.enter_debugger(request.node, excinfo, pytest.TestReport.from_item_and_call(request.node, call))
 
