@@ -8,7 +8,6 @@ exist, no process is started.
 import ctypes
 import functools
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,23 +17,19 @@ from torch_testing_ext._machine import backend_names, device_sharing
 from torch_testing_ext._machine.device_masks import all_masks
 from torch_testing_ext._machine.device_needs import DeviceFacts, facts_from
 from torch_testing_ext._process import fork_safety, system
-from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
-from torch_testing_ext._torch.devices import accelerator_state, build_options, cuda_state, first_accelerator_use
+from torch_testing_ext._torch.devices import accelerator_state, build_options, first_accelerator_use
+
+from .asked_devices import answer_to
+from .device_questions import (
+    NO_DEVICE,
+)
 
 # A process has this open once ROCm is initialised in it, by whichever library.
 _OPEN_WHEN_IN_USE = "/dev/kfd"
 _driver_is_initialised = False
 # Backends of extensions that PyTorch's own tests name.
 _BACKENDS_OF_EXTENSIONS = ("hccl",)
-NO_DEVICE: tuple[str | None, int] = (None, 0)
 device_may_exist = build_options.device_may_exist
-# A driver that initialises many devices takes seconds; a child that needs longer than this is stuck.
-FORK_TIMEOUT = 60.0
-# A new interpreter imports torch before it asks.
-INTERPRETER_TIMEOUT = 120.0
-# The answer of a forked child whose parent has initialised the driver.
-_TOO_LATE = "the driver was initialised before the fork"
-_DRIVER = "the driver of the accelerators"
 
 
 def device_count() -> int:
@@ -175,141 +170,6 @@ def _cuda_driver_is_initialised() -> bool:
 def check_to_fork() -> str | None:
     """Make this process safe to fork if possible. Returns why its forks would lack accelerators or a thread, if so."""
     return unsafe_to_fork() or fork_safety.check_by_fork()
-
-
-# -- the questions: after asking one, a process can no longer fork ranks that use devices
-
-
-def ask_devices() -> tuple[str | None, int]:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return NO_DEVICE
-    count = cuda_state.usable_devices(accelerator.type)
-    return (accelerator.type, count) if count else NO_DEVICE
-
-
-def ask_why_none() -> str:
-    """Ask why torch, which is built for CUDA or ROCm, can use none of the devices of this machine."""
-    is_built = torch.version.cuda is not None or torch.version.hip is not None
-    return cuda_state.why_cuda_is_unusable() if is_built else ""
-
-
-def ask_uuids() -> list[str]:
-    kind, count = ask_devices()
-    if kind is None:
-        return []
-    try:
-        properties_of = torch.get_device_module(kind).get_device_properties
-        return [str(properties_of(number).uuid) for number in range(count)]
-    except Exception:
-        # Not all kinds of devices have one.
-        return []
-
-
-def ask_cuda_properties() -> dict[str, Any]:
-    """Ask for what `cuda_properties` returns."""
-    kind, count = ask_devices()
-    if kind != "cuda":
-        return {}
-    # Untyped in torch.
-    backends: Any = torch.backends
-    cuda: Any = torch.cuda
-    devices = range(count)
-    archs = [getattr(cuda.get_device_properties(device), "gcnArchName", "") for device in devices]
-    # has_magma is right once CUDA is initialised.
-    tensor = torch.ones((), device="cuda")
-    return {
-        "capability": cuda.get_device_capability(),
-        "capabilities": [cuda.get_device_capability(device) for device in devices],
-        "arch": archs[0],
-        "archs": archs,
-        "accepts_cudnn": backends.cudnn.is_acceptable(tensor),
-        # Checks the capability of each device.
-        "cudnn_version": backends.cudnn.version() or 0,
-        "has_magma": bool(cuda.has_magma),
-        "has_tf32": bool(cuda.is_tf32_supported()),
-        "multicast": _has_multicast(),
-    }
-
-
-def ask_facts() -> list[dict[str, Any]]:
-    """Ask for the facts about each device, as far as its module in torch knows them."""
-    kind, count = ask_devices()
-    if kind is None:
-        return []
-    device_module = torch.get_device_module(kind)
-    return [_facts_of(device_module, number, count) for number in range(count)]
-
-
-def _facts_of(device_module: Any, number: int, count: int) -> dict[str, Any]:
-    """The facts about one of `count` devices. CUDA has all of them; others lack some, which are then unknown."""
-    properties = _optional(lambda: device_module.get_device_properties(number))
-    memory = getattr(properties, "total_memory", None) or _optional(lambda: device_module.mem_get_info(number)[1])
-    capability = [getattr(properties, name, None) for name in ("major", "minor")]
-    others = [other for other in range(count) if other != number]
-    can_access: Any = getattr(device_module, "can_device_access_peer", lambda device, peer: False)
-    return {
-        "name": str(getattr(properties, "name", "")),
-        "memory": int(memory or 0),
-        "capability": capability if all(isinstance(part, int) for part in capability) else [0, 0],
-        "peers": [other for other in others if _optional(functools.partial(can_access, number, other))],
-    }
-
-
-def _optional(ask: Callable[[], Any]) -> Any:
-    try:
-        return ask()
-    except Exception:
-        # Not every device module has this function, not every driver an answer.
-        return None
-
-
-def _has_multicast() -> bool:
-    try:
-        return build_options.has_multicast()
-    except Exception:
-        # This torch or this driver has no answer.
-        return False
-
-
-def ask_xpu_id() -> int:
-    return int(torch.xpu.get_device_capability()["device_id"])
-
-
-_ASKING = (ask_devices, ask_why_none, ask_uuids, ask_cuda_properties, ask_facts, ask_xpu_id)
-QUESTIONS: dict[str, Callable[[], Any]] = {ask.__name__: ask for ask in _ASKING}
-
-
-# -- ways to ask them
-
-
-def answer_to(question: str) -> Any:
-    """Ask in the way that leaves this process as it is. Raises NoAnswer."""
-    if accelerator_state.accelerator_is_initialised():
-        return _ask(question)
-    if not fork_safety.other_threads() and not accelerator_state.accelerator_is_in_bad_fork():
-        try:
-            answer = ask_elsewhere(_ask_unless_too_late, question, by=By.FORK, who=_DRIVER, timeout=FORK_TIMEOUT)
-        except NoAnswer as error:
-            # A fork may fail where a new process does not.
-            if error.silence is Silence.LATE:
-                raise
-        else:
-            # This process has initialised the driver before: asking here does no more harm.
-            return _ask(question) if answer == _TOO_LATE else answer
-    return ask_elsewhere(_ask, question, by=By.INTERPRETER, who=_DRIVER, timeout=INTERPRETER_TIMEOUT)
-
-
-def _ask_unless_too_late(question: str) -> Any:
-    """In a forked child: ask, unless its parent had initialised the driver, which no child of it can use."""
-    return _TOO_LATE if accelerator_state.accelerator_is_in_bad_fork() else _ask(question)
-
-
-def _ask(question: str) -> Any:
-    """Ask in this process, where nothing is to be noted any more."""
-    first_accelerator_use.stop_noting()
-    ask = QUESTIONS[question]
-    return ask()
 
 
 first_accelerator_use.count_elsewhere = device_count

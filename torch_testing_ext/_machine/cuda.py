@@ -38,9 +38,6 @@ def has_device_side_assert(output: str) -> bool:
     return any(marker in output for marker in DEVICE_ASSERT_MARKERS)
 
 
-# -- the device
-
-
 def on_cuda() -> bool:
     return bool(flag("TEST_CUDA")) and torch.version.hip is None
 

@@ -77,7 +77,7 @@ def view_of_report(report: LayoutReport, case: launch.Case, reference: str) -> F
 
 
 def _rows(finding: LayoutFinding) -> Iterator[RankRow]:
-    """What ranks have; those that have the same, at the same line, in one row."""
+    """The values of ranks; those with the same, at the same line, in one row."""
     alike: dict[tuple[str, Site | None], list[int]] = {}
     for rank, did in finding.shares.items():
         alike.setdefault((did, finding.sites.get(rank)), []).append(rank)

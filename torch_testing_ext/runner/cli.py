@@ -14,12 +14,13 @@ from torch_testing_ext._process import system, user_commands
 from torch_testing_ext._process.devices_setting import DEVICES_OF_RUN
 from torch_testing_ext._process.project_folder import project_root
 from torch_testing_ext._tests import launcher_variables
-from torch_testing_ext._tests.kept_failures import CACHE
 
-from .model import ExitCode, exit_code
-from .options import Action, CannotRun, UsageError, layers, sources
+from .model import ExitCode
+from .options import Action, CannotRun, UsageError, sources
 from .options.commands import COMMANDS, OF_RUN_FILES
 from .options.sources import ConfiguredOptions
+from .report_command import make_reports
+from .show_command import show_runs
 
 
 def console() -> int:
@@ -71,7 +72,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
             print(sources.show_options(configured))
             return ExitCode.PASSED
         case "report":
-            return _make_reports(configured)
+            return make_reports(configured)
         case "why":
             if not configured.options.names:
                 raise UsageError("why: name a test")
@@ -82,7 +83,7 @@ def _do(argv: Sequence[str], root: Path, as_pytorch: bool) -> int:
 
             return clean(configured.options)
         case _:
-            return _show(configured, root)
+            return show_runs(configured, root)
 
 
 def _command(argv: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -176,53 +177,3 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
         with measured():
             return run_session.run(options, root)
     return run_session.run(options, root)
-
-
-# -- the command show
-
-
-def _show(configured: ConfiguredOptions, root: Path) -> int:
-    """Prints the accounts of failures of the latest run, or of the tests that the user names."""
-    from torch_testing_ext.runner.report import show
-
-    options = configured.options
-    places = [(options.journal or options.cache).resolve()]
-    if layers.COMMAND_LINE not in (configured.sources["journal"], configured.sources["cache"]):
-        places = list(dict.fromkeys([*places, Path(CACHE).resolve()]))
-    runs = show.known_runs(places)
-    if not runs:
-        raise UsageError(f"show: no run is known yet (results: {places[0]})")
-    found = list(show.accounts_of_failures(runs, options.names, root, Path.cwd(), as_data=options.json))
-    if not found:
-        raise UsageError(f"show: no test failed in the latest run ({runs[0].title})")
-    print("\n".join(found))
-    return ExitCode.PASSED
-
-
-# -- the command report
-
-
-def _make_reports(configured: ConfiguredOptions) -> int:
-    """Makes the reports that the options name, and prints the summary. Returns the exit code of the run.
-
-    With `--about`, prints what a report of a bug needs instead.
-    """
-    from torch_testing_ext.runner.report import journal, journal_reader, remake_reports
-
-    from .work_run import exit_code_with
-
-    options = configured.options
-    if len(options.names) > 1:
-        raise UsageError("report: name one journal, or the folder of one run")
-    place = Path.cwd() / options.names[0] if options.names else options.cache
-    if options.about:
-        from torch_testing_ext.runner.report import about
-
-        print(*about.lines_about(os.environ, place), sep="\n")
-        return ExitCode.PASSED
-    try:
-        run = journal_reader.read_journal(journal_reader.find_journal(place))
-    except journal.JournalError as error:
-        raise UsageError(str(error)) from None
-    reporters = remake_reports(options, sys.stdout, os.environ, run)
-    return exit_code_with(reporters, exit_code(run.summary, run.header.allow_all_skipped))

@@ -32,12 +32,13 @@ torch.cuda.default_generators = tuple(torch.Generator() for _ in range(4))
 torch.cuda._device_count_nvml = lambda: int(os.environ.get("FAKE_CUDA_COUNT", "4"))
 
 accelerators = importlib.import_module("torch_testing_ext._machine.accelerators")
+device_questions = importlib.import_module("torch_testing_ext._machine.device_questions")
 first_use = sys.modules["torch_testing_ext._torch.devices.first_accelerator_use"]
 
 accelerators.device_may_exist = lambda *dev: True
 # What another process would answer.
-accelerators.QUESTIONS["ask_devices"] = lambda: ("cuda", int(os.environ.get("FAKE_CUDA_COUNT", "4")))
-accelerators.QUESTIONS["ask_cuda_properties"] = lambda: {
+device_questions.QUESTIONS["ask_devices"] = lambda: ("cuda", int(os.environ.get("FAKE_CUDA_COUNT", "4")))
+device_questions.QUESTIONS["ask_cuda_properties"] = lambda: {
     "capability": (9, 0),
     "capabilities": [(9, 0)] * 4,
     "arch": "",
@@ -48,7 +49,7 @@ accelerators.QUESTIONS["ask_cuda_properties"] = lambda: {
     "has_tf32": True,
     "multicast": True,
 }
-accelerators.QUESTIONS["ask_facts"] = lambda: [
+device_questions.QUESTIONS["ask_facts"] = lambda: [
     {
         "name": "fake",
         "memory": 80 << 30,

@@ -14,7 +14,15 @@ import torch.distributed as dist
 from kit.invented import make_unit
 from kit.with_accelerators import KIND, MASK, have_accelerators, in_a_fork, use_own_leases, with_accelerators
 
-from torch_testing_ext._machine import accelerators, device_masks, device_sharing, flags, random_state, visible_devices
+from torch_testing_ext._machine import (
+    accelerators,
+    device_masks,
+    device_questions,
+    device_sharing,
+    flags,
+    random_state,
+    visible_devices,
+)
 from torch_testing_ext._pytest_ranks.item_in_parent import need_of_devices
 from torch_testing_ext._testing.bases import shared_devices
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest
@@ -56,7 +64,7 @@ class TestCounting(unittest.TestCase):
     def test_facts_of_a_module_that_knows_none(self):
         with mock.patch.object(torch.get_device_module(KIND), "get_device_properties", side_effect=RuntimeError):
             self.assertEqual(
-                accelerators.ask_facts()[0], {"name": "", "memory": 16 << 30, "capability": [0, 0], "peers": []}
+                device_questions.ask_facts()[0], {"name": "", "memory": 16 << 30, "capability": [0, 0], "peers": []}
             )
 
     @with_accelerators(3)

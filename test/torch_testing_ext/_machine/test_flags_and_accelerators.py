@@ -18,7 +18,7 @@ from kit.files import subject
 from kit.processes import output_of_python
 
 from torch_testing_ext import common_distributed, common_utils
-from torch_testing_ext._machine import accelerators, cuda, cuda_support, cuda_versions, flags
+from torch_testing_ext._machine import accelerators, asked_devices, cuda, cuda_support, cuda_versions, flags
 from torch_testing_ext._process import system
 from torch_testing_ext._process.questions import By, NoAnswer, Silence, ask_elsewhere
 from torch_testing_ext._testing.bases import ranked_test_case
@@ -151,7 +151,7 @@ class TestDevices(TestCase):
         questions = {name: value if callable(value) else (lambda value=value: value) for name, value in answers.items()}
         for owner, target, value in (
             (accelerators, "device_may_exist", lambda: True),
-            (accelerators, "QUESTIONS", questions),
+            (asked_devices, "QUESTIONS", questions),
             # An earlier test in this process may have asked CUDA; the parent would then answer for its child.
             (accelerator_state, "accelerator_is_in_bad_fork", lambda: False),
         ):
@@ -212,8 +212,8 @@ class TestDevices(TestCase):
 
     def asked_elsewhere(self, *answers):
         """The ways in which a question goes to other processes, which have these answers."""
-        with mock.patch.object(accelerators, "ask_elsewhere", side_effect=answers) as ask:
-            self.assertEqual(accelerators.answer_to("ask_devices"), ("cuda", 4))
+        with mock.patch.object(asked_devices, "ask_elsewhere", side_effect=answers) as ask:
+            self.assertEqual(asked_devices.answer_to("ask_devices"), ("cuda", 4))
         return [call.kwargs["by"] for call in ask.call_args_list]
 
     def test_a_forked_child_of_a_process_that_has_asked_starts_an_interpreter(self):
@@ -243,7 +243,7 @@ class TestDevices(TestCase):
 
     @pytest.mark.slow
     def test_a_new_interpreter_answers(self):
-        forked, new = (ask_elsewhere(accelerators._ask, "ask_devices", by=by, who="torch", timeout=120.0) for by in By)
+        forked, new = (ask_elsewhere(asked_devices._ask, "ask_devices", by=by, who="torch", timeout=120.0) for by in By)
         self.assertEqual(forked, new)
 
     def test_a_library_that_has_initialised_cuda(self):

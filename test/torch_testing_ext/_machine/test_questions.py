@@ -3,13 +3,14 @@
 On real devices: the checks `needs` and `fork-survives` of benchmarks/gpu/run.
 """
 
+import contextlib
 import types
 import unittest
 from unittest import mock
 
 import torch
 
-from torch_testing_ext._machine import accelerators, cuda
+from torch_testing_ext._machine import accelerators, cuda, device_questions
 from torch_testing_ext._testing.marks import device_cycles, failures_by_architecture, needs, skips_by_architecture
 from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext._torch.devices import build_options, cuda_state
@@ -17,10 +18,14 @@ from torch_testing_ext._torch.devices import build_options, cuda_state
 ARCHS = ("gfx942:sramecc+", "gfx1100")
 
 
+@contextlib.contextmanager
 def has(**answers):
-    """A machine on which these questions of `accelerators` have these answers."""
-    functions = {name: mock.Mock(return_value=answer) for name, answer in answers.items()}
-    return mock.patch.multiple(accelerators, **functions)
+    """A machine on which these questions have these answers."""
+    with contextlib.ExitStack() as stack:
+        for name, answer in answers.items():
+            module = device_questions if hasattr(device_questions, name) else accelerators
+            stack.enter_context(mock.patch.object(module, name, mock.Mock(return_value=answer)))
+        yield
 
 
 def skips_because(decorated):
@@ -37,9 +42,10 @@ def skips_because(decorated):
 
 class TestAnswers(unittest.TestCase):
     def test_nothing_to_say_without_devices(self):
-        with has(ask_devices=accelerators.NO_DEVICE):
+        with has(ask_devices=device_questions.NO_DEVICE):
             self.assertEqual(
-                (accelerators.ask_uuids(), accelerators.ask_facts(), accelerators.ask_cuda_properties()), ([], [], {})
+                (device_questions.ask_uuids(), device_questions.ask_facts(), device_questions.ask_cuda_properties()),
+                ([], [], {}),
             )
 
     def test_properties_of_two_devices_of_cuda(self):
@@ -59,7 +65,7 @@ class TestAnswers(unittest.TestCase):
             mock.patch.object(torch.backends, "cudnn", cudnn),
             mock.patch.object(torch, "ones", lambda shape, device: f"on {device}"),
         ):
-            found = accelerators.ask_cuda_properties()
+            found = device_questions.ask_cuda_properties()
         self.assertEqual(
             found,
             {
@@ -78,11 +84,11 @@ class TestAnswers(unittest.TestCase):
     def test_multicast_of_a_torch_without_an_answer(self):
         for answer, expected in (({"return_value": True}, True), ({"side_effect": RuntimeError}, False)):
             with mock.patch.object(build_options, "has_multicast", **answer):
-                self.assertIs(accelerators._has_multicast(), expected)
+                self.assertIs(device_questions._has_multicast(), expected)
 
     def test_the_number_of_an_xpu(self):
         with mock.patch.object(torch.xpu, "get_device_capability", lambda: {"device_id": "57867"}):
-            self.assertEqual(accelerators.ask_xpu_id(), 57867)
+            self.assertEqual(device_questions.ask_xpu_id(), 57867)
 
 
 class TestConclusions(unittest.TestCase):

@@ -36,9 +36,6 @@ def requires_ddp_rank(device: str) -> bool:
     return device in DDP_RANK_DEVICES
 
 
-# -- devices
-
-
 def at_least_x_gpu(x: int) -> bool:
     return accelerators.most_ranks() >= max(x, 1)
 

@@ -15,9 +15,6 @@ from .agent_messages import FileChanged
 LARGEST_FILE = 256 << 20
 
 
-# -- here
-
-
 class _Version(NamedTuple):
     node: str
     content: bytes

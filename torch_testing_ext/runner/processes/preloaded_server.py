@@ -102,7 +102,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
 
-    from torch_testing_ext._machine import accelerators
+    from torch_testing_ext._machine import accelerators, device_questions
     from torch_testing_ext._machine.device_needs import facts_from
     from torch_testing_ext._process.questions import NoAnswer
     from torch_testing_ext._torch.devices import cuda_state
@@ -117,8 +117,8 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     why_none = ""
     with suppress(NoAnswer):
         why_none = accelerators.why_no_device()
-    uuids = tuple(accelerators.ask_uuids()) if count else ()
-    facts = facts_from(accelerators.ask_facts()) if count else ()
+    uuids = tuple(device_questions.ask_uuids()) if count else ()
+    facts = facts_from(device_questions.ask_facts()) if count else ()
     nccl = cuda_state.nccl_version() if count else ()
     backend = torch.distributed.Backend.default_device_backend_map.get(accelerators.accelerator_type() or "", "")
     channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, why_none))

@@ -20,9 +20,6 @@ LONGEST_SHOWN_MESSAGE = 30_000
 LONGEST_LINE = 2_000
 
 
-# -- the layout
-
-
 @dataclass(frozen=True)
 class ConsoleLayout:
     """The space that the report has, where it is shown."""

@@ -16,7 +16,7 @@ import torch
 from kit.with_accelerators import KIND, MASK, have_accelerators, use_own_leases, with_accelerators
 
 from torch_testing_ext import launch
-from torch_testing_ext._machine import accelerators, device_sharing, flags, random_state, visible_devices
+from torch_testing_ext._machine import accelerators, asked_devices, device_sharing, flags, random_state, visible_devices
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER, LEASED, DeviceLocks
 from torch_testing_ext._machine.machine_memory import MachineMemory, MemoryUse
 from torch_testing_ext._testing.bases import scripts, spawned_functions, torchrun_scripts
@@ -183,7 +183,7 @@ class TestFacts(unittest.TestCase):
     def test_asked_where_they_are_in_use(self):
         """A fork could not ask any more: this process does."""
         torch.get_device_module(KIND).init()
-        self.assertEqual(accelerators.answer_to("ask_devices"), (KIND, 3))
+        self.assertEqual(asked_devices.answer_to("ask_devices"), (KIND, 3))
 
 
 class TestBackends(unittest.TestCase):
