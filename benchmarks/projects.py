@@ -178,6 +178,8 @@ def compare(folder: Path, environ: Mapping[str, str], verbose: bool = False) -> 
     expected, actual = ids_by_pytest(folder, environ), ids_by_torchtest(folder, environ)
     if expected != actual:
         found.append(f"the list differs in {sorted({*expected} ^ {*actual})[:5]}")
+    if not theirs.outcomes:
+        found.append("pytest runs no test, so nothing is compared")
     if verbose and found:
         print(theirs.said, ours.said, sep="\n-----\n")
     return len(expected), found

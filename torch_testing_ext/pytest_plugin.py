@@ -363,10 +363,11 @@ def _concerns_us(item: Any) -> bool:
 def pytest_runtest_setup(item: Any) -> None:
     """Prepare a test with a mark of ours, and let its call run it in ranks, or in a new interpreter."""
     size = SIZE.value()
-    if "torch_testing_ext._testing.bases.invocation" in sys.modules and hasattr(item, "addError"):
+    is_of_unittest = hasattr(item, "addError") and not hasattr(item, "command_of")
+    if is_of_unittest and "torch_testing_ext._testing.bases.invocation" in sys.modules:
         from torch_testing_ext._pytest_ranks import command_by_pytest
 
-        # It is the result object of a test of unittest, which asks it.
+        # It is the result object of a test of unittest, which asks it. The runner has given it the command before.
         item.command_of = lambda test: command_by_pytest.command(item)
     if item.get_closest_marker(_LAYOUTS) is not None:
         from torch_testing_ext._pytest_ranks import layouts_of_tests

@@ -194,7 +194,7 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
     cls = item.getparent(pytest.Class)
     for definitions in fixture_definitions(item).values():
         for definition in definitions:
-            if definition.scope == "function" or _is_of(definition, plugins) or _does_nothing(definition, item.cls):
+            if definition.scope == "function" or _is_of(definition, plugins) or does_nothing(definition, item.cls):
                 continue
             if definition.scope != "class":
                 yield definition, ""
@@ -235,7 +235,7 @@ def _is_of(definition: Any, packages: frozenset[str]) -> bool:
     return package in packages and not _is_xunit(definition)
 
 
-def _does_nothing(definition: Any, cls: Any) -> bool:
+def does_nothing(definition: Any, cls: Any) -> bool:
     """Whether it is the fixture for a class of unittest that has no fixture of its own."""
     if not str(definition.argname).startswith(UNITTEST_FIXTURE):
         return False

@@ -63,7 +63,8 @@ def run_tests(unit: UnitSpec, tests: Sequence[tuple[int, PytestTest]], send: Sen
     loop.report_rest(collection.wants_to_stop)
     if collection.failures_counted and not loop.has_failed:
         loop.reports.fixture_failed("a pytest plugin counted a failure that it did not report")
-    _finish(collection, loop)
+    # The project has hooks for the session.
+    _finish(collection, loop, names_end=tests[0][1].collection.is_for_listing)
     return True
 
 
@@ -83,9 +84,10 @@ def _find_again(
     return items
 
 
-def _finish(collection: Collection, loop: _Loop) -> None:
-    """End the session. What goes wrong there fails the last test."""
-    loop.reports.fixture_began(_END)
+def _finish(collection: Collection, loop: _Loop, names_end: bool) -> None:
+    """End the session. What goes wrong there fails the last test. `names_end`: it may take its time."""
+    if names_end:
+        loop.reports.fixture_began(_END)
     status = pytest.ExitCode.TESTS_FAILED if loop.has_failed else pytest.ExitCode.OK
     try:
         changed = collection.finish(status)
@@ -94,7 +96,8 @@ def _finish(collection: Collection, loop: _Loop) -> None:
     else:
         if changed not in (status, pytest.ExitCode.OK):
             loop.reports.fixture_failed(f"{_END}: a hook has changed the exit status to {changed}")
-    loop.reports.fixture_ended()
+    if names_end:
+        loop.reports.fixture_ended()
 
 
 class _Loop:
@@ -213,7 +216,7 @@ class _Loop:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
         """Say which tests wait for a fixture that they share."""
-        if fixturedef.scope == "function":
+        if fixturedef.scope == "function" or pytest_items.does_nothing(fixturedef, getattr(request.node, "obj", None)):
             return (yield)
         numbers = [number for number, item in self._tests if fixturedef in _definitions(item)]
         self.reports.shared_fixture_began(pytest_items.name_of_fixture(fixturedef, request.node), tuple(numbers))
