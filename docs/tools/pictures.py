@@ -178,7 +178,12 @@ def _chunks(terminal: int) -> Iterator[str]:
 def save_terminal(screen: Text, name: str, title: str) -> None:
     """Write what a terminal shows as SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(screen, end="", crop=False, overflow="ignore", no_wrap=True)
+    for line in screen.split("\n"):
+        # A terminal breaks a line at its edge, wherever that is.
+        for part in line.divide(range(COLUMNS, len(line), COLUMNS)):
+            console.print(part, crop=False, overflow="ignore", no_wrap=True)
+    # Without a line below it, underscores of the last one are cut off.
+    console.print()
     console.save_svg(str(FOLDER / name), title=title, theme=MONOKAI, unique_id=name.partition(".")[0])
 
 
@@ -196,38 +201,50 @@ class Pictures:
         os.environ["PATH"] = os.pathsep.join([str(command.parent), os.environ["PATH"]])
         os.environ["PYTHONPATH"] = str(ROOT)
 
+    def _first_failure(self, change: str) -> None:
+        """Write the first test of README.md, with a change before its collective."""
+        (source,) = re.findall(r"(?s)```python\n# file: test_first.py\n(.*?)```", (ROOT / "README.md").read_text())
+        call = "    dist.all_reduce(tensor)\n"
+        (self.folder / "test_first.py").write_text("# file: test_first.py\n" + source.replace(call, change + call))
+
     def failure(self) -> None:
-        """failure.svg: a failure in the terminal."""
-        screen = on_terminal(["torchtest", "-j8", "-k", "early_stop"], self.folder)
+        """failure.svg: the failure of "Your first failure" in the terminal."""
+        self._first_failure("    if dist_env.rank == 2:\n        return\n")
+        screen = on_terminal(["torchtest", "-j8", "test_first.py"], self.folder)
         lines = screen.text().split("\n")
         first = next(number for number, line in enumerate(lines) if line.plain.startswith("rank 2"))
         last = next(number for number, line in enumerate(lines) if line.plain.startswith("run again"))
-        save_terminal(Text("\n").join(lines[first : last + 1]), "failure.svg", "torchtest test_training.py")
+        save_terminal(Text("\n").join(lines[first : last + 1]), "failure.svg", "torchtest test_first.py")
 
     def live(self) -> None:
         """live.svg: the live display of a run."""
-        command = ["torchtest", "-q", "-j8"]
+        command = ["torchtest", "-q", "-j8", "test_training.py"]
         screen = on_terminal(command, self.folder, until=lambda text: "test_pipeline[" in text and "/9" in text)
         save_terminal(screen.text(), "live.svg", "torchtest")
 
     def watch(self) -> None:
         """watch.svg: the page of --watch."""
-        command = ["torchtest", "-j8", "--watch", "--warm=off"]
+        command = ["torchtest", "-j8", "--watch", "--warm=off", "test_training.py"]
         screen = on_terminal(command, self.folder, until=lambda text: "· watching" in text)
         save_terminal(screen.text(), "watch.svg", "torchtest --watch")
 
     def report(self) -> None:
-        """report-light.png, report-dark.png, lanes.png, wait-graph.png: the HTML report."""
-        page = self.folder / "report.html"
-        command = ["torchtest", "-q", "-j8", f"--html={page}"]
-        subprocess.run(command, cwd=self.folder, stdout=subprocess.DEVNULL, check=False)
+        """report-light.png: the failure of README.md as a page; report-dark.png, lanes.png, wait-graph.png: others."""
+        self._first_failure("    if dist_env.rank == 2: return\n")
+        first, page = self.folder / "first.html", self.folder / "report.html"
+        for file, html in (("test_first.py", first), ("test_training.py", page)):
+            command = ["torchtest", "-q", "-j8", f"--html={html}", file]
+            subprocess.run(command, cwd=self.folder, stdout=subprocess.DEVNULL, check=False)
         with Browser() as browser:
             browser.resize(1000, 900)
-            for scheme in ("light", "dark"):
-                browser.scheme(scheme)
-                browser.open(page)
-                self._show(browser, "test_early_stop")
-                self._save(browser, f"report-{scheme}.png", "details.test[open]")
+            browser.scheme("light")
+            browser.open(first)
+            self._show(browser, "test_all_reduce")
+            self._save(browser, "report-light.png", "details.test[open]")
+            browser.scheme("dark")
+            browser.open(page)
+            self._show(browser, "test_early_stop")
+            self._save(browser, "report-dark.png", "details.test[open]")
             browser.scheme("light")
             browser.open(page)
             self._show(browser, "test_early_stop")

@@ -114,7 +114,7 @@ def _waits(finding: Finding) -> Iterator[RankWait]:
     alike = grouped((line[1:] if are_many else line, line) for line in waiting)
     for lines in list(alike.values())[: MOST_LINES + 1]:
         first = lines[0]
-        yield RankWait(tuple(line.rank for line in lines), first.awaited, first.call, first.site)
+        yield RankWait(tuple(line.rank for line in lines), first.awaited, first.call or first.did, first.site)
 
 
 # -- the rows

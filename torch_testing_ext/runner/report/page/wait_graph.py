@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch_testing_ext._collectives.failure import (
     RankWait,
 )
-from torch_testing_ext._process.words import list_of
+from torch_testing_ext._process.words import grouped, list_of
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 # A place in a picture: x and y.
@@ -27,6 +28,7 @@ def wait_graph(waits: Sequence[RankWait]) -> Elements:
     """The picture of waits; nothing if there are none."""
     if not waits:
         return
+    waits = _merged(waits)
     boxes = _boxes(waits)
     height = 120 + 40 * len(boxes)
     places = _around(list(boxes), height)
@@ -41,6 +43,16 @@ def wait_graph(waits: Sequence[RankWait]) -> Elements:
     yield xml_element(
         "svg", *parts, viewBox=view, width=WIDTH_OF_GRAPH, class_="wait-graph", role="img", aria_label=label
     )
+
+
+def _merged(waits: Sequence[RankWait]) -> list[RankWait]:
+    """Ranks that wait in the same call for the same ranks, as one."""
+    alike = grouped(((wait.call, wait.site, wait.missing), wait) for wait in waits)
+    merged = []
+    for of_call in alike.values():
+        ranks = sorted({rank for wait in of_call for rank in wait.ranks})
+        merged.append(replace(of_call[0], ranks=tuple(ranks)))
+    return merged
 
 
 def _boxes(waits: Sequence[RankWait]) -> dict[str, set[int]]:
@@ -58,9 +70,8 @@ def _arrows(waits: Sequence[RankWait], boxes: Mapping[str, set[int]]) -> dict[tu
     arrows = {}
     for wait in waits:
         name = list_of(wait.ranks)
-        words = wait.call
-        if wait.site:
-            words += f", {os.path.basename(wait.site.file)}:{wait.site.line}"
+        place = f"{os.path.basename(wait.site.file)}:{wait.site.line}" if wait.site else ""
+        words = ", ".join(filter(None, (wait.call, place)))
         for other, ranks in boxes.items():
             if other != name and not ranks.isdisjoint(wait.missing):
                 arrows[name, other] = words

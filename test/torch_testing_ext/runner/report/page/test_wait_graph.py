@@ -37,6 +37,10 @@ class WaitGraphTest(unittest.TestCase):
         )
         self.assertEqual((words[-3:], arrows), (["rank 0", "rank 1", "rank 2"], 4))
 
+    def test_ranks_that_wait_alike_share_a_box(self):
+        words, arrows = self.drawn(*(RankWait((rank,), (2,), "", SITE) for rank in (0, 1, 3)))
+        self.assertEqual((words, arrows), (["test_k.py:30", "ranks 0, 1, 3", "rank 2"], 1))
+
     def test_no_waits(self):
         self.assertEqual(list(wait_graph(())), [])
 
