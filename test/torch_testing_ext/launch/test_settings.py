@@ -50,9 +50,9 @@ class TestSettings(unittest.TestCase):
             ("DELAYS", "12", 12),
             ("UPDATE_BUDGETS", "1", True),
             ("FAKE_DEVICES", "0,3", ("0", "3")),
-            ("FAKE_ACCELERATORS", "4", "4"),  # for _machine/fake_accelerator/, as those below
-            ("FAKE_MEMORY", "1000000", "1000000"),
-            ("FAKE_LATE_STREAMS", "1", "1"),
+            ("FAKE_ACCELERATORS", "4", 4),  # for _machine/fake_accelerator/, as those below
+            ("FAKE_MEMORY", "1000000", 1000000),
+            ("FAKE_LATE_STREAMS", "1", True),
         ]
         for name, text, value in table:
             with self.subTest(name=name, text=text):
@@ -91,6 +91,9 @@ class TestSettings(unittest.TestCase):
             ("START", ["forks", "FORK", " fork", "1"], "auto, fork, fork-fresh or spawn"),
             ("STREAM", ["yes", "2", "true", "-1", " 1"], "0 or 1"),
             ("RANKS_PER_GPU", ["0", "-1", "many", "1.5"], "a number of ranks: 1, 2, 3 ..."),
+            ("FAKE_ACCELERATORS", ["x", "0"], "a number"),
+            ("FAKE_MEMORY", ["x", "0", "1.5", "-1"], "a number of bytes"),
+            ("FAKE_LATE_STREAMS", ["yes", "2"], "0 or 1"),
             ("DEBUG_RANK", ["-1", "one", "1.0", "0x1", "1,2"], "a rank: 0, 1, 2 ..."),
         ]
         for name, values, known in table:

@@ -24,6 +24,12 @@ ACCELERATORS = Option(
 )
 
 
+def _zero_or_one(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"{text!r} is neither 0 nor 1")
+    return text == "1"
+
+
 class FakeAccelerators(Aspect):
     """Gives fake accelerators to the processes of a run."""
 
@@ -37,9 +43,9 @@ class FakeAccelerators(Aspect):
     options = (ACCELERATORS,)
     # `starting` and the library read them.
     settings = (
-        Setting(COUNT, "a number", str, ""),
-        Setting(MEMORY, "a number of bytes", str, ""),
-        Setting(LATE_STREAMS, "0 or 1", str, ""),
+        Setting(COUNT, "a number", count, 0),
+        Setting(MEMORY, "a number of bytes", count, 0),
+        Setting(LATE_STREAMS, "0 or 1", _zero_or_one, False),
     )
 
     def begin(self, asked: AskedOptions, runs_tests: bool) -> None:

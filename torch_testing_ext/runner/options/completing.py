@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,6 +23,7 @@ def complete(options: Options, sources: Mapping[str, str], cwd: Path) -> Options
     if options.loader is Loader.PYTEST and importlib.util.find_spec("pytest") is None:
         raise UsageError(f"{written_name('loader')}=pytest: pytest is not installed")
     _check_apart(options)
+    _check_reports(options)
     _check_cluster(options)
     for aspect in ASPECTS:
         try:
@@ -52,6 +54,19 @@ def _check_apart(options: Options) -> None:
         for other, why in spec.apart.items() if _is_given(options, field) else ():
             if _is_given(options, other):
                 raise UsageError(f"{written_name(field)} and {written_name(other)} cannot be combined: {why}")
+
+
+def _check_reports(options: Options) -> None:
+    """Raises UsageError if one report would take the place of another."""
+    fields: dict[Path, str] = {}
+    for field in OPTION_TABLE:
+        file = getattr(options, field)
+        # One may send several to the same device or pipe.
+        if not isinstance(file, Path) or (file.exists() and not file.is_file()):
+            continue
+        other = fields.setdefault(Path(os.path.normpath(file.absolute())), field)
+        if other != field:
+            raise UsageError(f"{written_name(other)} and {written_name(field)} name one file: {file}")
 
 
 def _is_given(options: Options, field: str) -> bool:

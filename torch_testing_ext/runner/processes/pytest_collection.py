@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import traceback
+import unittest
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ class Collection:
         self.failures: list[tuple[tuple[str, ...], str]] = []
         # Items of pytest.
         self.deselected: list[Any] = []
+        # The names of classes or functions that a hook makes no items of.
+        self.dropped: list[tuple[str, ...]] = []
         # Its session has ended: a worker needs another one.
         self.is_for_listing = False
         self._load_as = load_as
@@ -280,6 +283,30 @@ class _Observer(Adapter):
 
     def pytest_deselected(self, items: Iterable[Any]) -> None:
         self._collection.deselected.extend(items)
+
+    # pytest does not count what these two hooks drop.
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[Any]) -> Generator[None, Any, Any]:
+        before = list(items)
+        result = yield
+        known = {item.nodeid for item in (*items, *self._collection.deselected)}
+        self._collection.deselected.extend(item for item in before if item.nodeid not in known)
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: Any, name: str, obj: Any) -> Generator[None, Any, Any]:
+        made = yield
+        if made == [] and _is_test(collector, name, obj):
+            self._collection.dropped.append((*names_of_classes(collector), name))
+        return made
+
+
+def _is_test(collector: Any, name: str, obj: Any) -> bool:
+    """Whether something in a module or a class is a test, or a class of tests, by its name or its kind."""
+    if isinstance(obj, type) and issubclass(obj, unittest.TestCase):
+        return True
+    return bool(collector.istestfunction(obj, name) or collector.istestclass(obj, name))
 
 
 @contextmanager

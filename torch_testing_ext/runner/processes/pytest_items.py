@@ -73,16 +73,9 @@ def not_collected(collection: Collection) -> list[tuple[PytestStyleTest, str]]:
 
 def left_out(collection: Collection) -> tuple[str, ...]:
     """The names of tests that pytest's options and hooks leave out."""
-    return tuple(_names_of(collection.deselected))
-
-
-def _names_of(items: Iterable[Any]) -> list[str]:
-    """Names of tests without their parameters, each once."""
-    names: dict[str, None] = {}
-    for item in items:
-        parts = [*names_of_classes(item), _function_name(item)]
-        names[".".join(parts)] = None
-    return list(names)
+    names = [(*names_of_classes(item), _function_name(item)) for item in collection.deselected]
+    # Each once, without its parameters.
+    return tuple(dict.fromkeys(".".join(parts) for parts in (*names, *collection.dropped)))
 
 
 def _function_name(item: Any) -> str:

@@ -65,6 +65,16 @@ class CommandLineTest(OptionsCase):
                 f"--simulate and {words[0]} cannot be combined: .* [Ll]eave out", "--simulate", "8", *words
             )
 
+    def test_two_reports_in_one_file(self):
+        for words in (
+            ("--junitxml", "x", "--html", "x"),
+            ("--results", "x", "--run-file", "./x"),
+            ("--perfetto", "a/../x", "-o", "journal=x"),
+        ):
+            self.assertRefused("--.* name one file: .*x", *words)
+        options = self.options("--junitxml", "/dev/null", "--html", "/dev/null", "--results", "y")
+        self.assertEqual(options.html, options.junitxml)
+
     def test_every_field_is_in_the_option_table(self):
         self.assertEqual(set(OPTION_TABLE), {field.name for field in dataclasses.fields(Options)} - {"overriding"})
 
