@@ -15,7 +15,6 @@ from torch_testing_ext._process.words import each_once
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.load_as import FilesFound
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
-from torch_testing_ext.runner.scheduling.disabled_tests import stale, without_disabled
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.plan import plan
 from torch_testing_ext.runner.scheduling.shards import shard
@@ -97,12 +96,11 @@ def _planned(
     if options.rerun is Rerun.LAST_FAILED and not note:
         has_failed = earlier.last_failed.has_failures
     failing, unneeded = _broken_files(chosen, has_failed, in_shard)
-    disabled = chosen.selection.disabled
-    to_run = without_disabled(to_run, disabled, found.inventory.kind)
+    to_run = chosen.selection.without_disabled(to_run, found.inventory.kind)
     new, said = _new(options, earlier, to_run)
     planned = plan(to_run, found.inventory, earlier.durations.expected, options.repetitions, new, options.repeat_new)
     remarks = aspects_of_run.remarks(options, [str(test.id) for test in discovered])
-    gone = stale(disabled, discovered, chosen.known_files)
+    gone = chosen.selection.gone(discovered, chosen.known_files)
     warnings = each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, said, remarks, gone)
     left_out = _left_out(options, chosen, decisions, tests, to_run)
     return Work(options, planned, failing, found.inventory, discovered, warnings, left_out)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from torch_testing_ext.runner.scheduling.affected_tests import Affected
-from torch_testing_ext.runner.scheduling.disabled_tests import without_disabled
 from torch_testing_ext.runner.scheduling.earlier_runs import EarlierRuns
 from torch_testing_ext.runner.scheduling.forecasts import forecast
 from torch_testing_ext.runner.scheduling.inventory import Inventory
@@ -59,7 +58,7 @@ def list_known(options: Options, chosen: Chosen, earlier: EarlierRuns, known: tu
     selected = chosen.selection.tests(known, chosen.known_files)
     tests, _ = part_of_shard(options, earlier, selected, ())
     tests, note = tests_to_rerun(options, earlier, chosen, tests)
-    tests = without_disabled(tests, chosen.selection.disabled, None)
+    tests = chosen.selection.without_disabled(tests, None)
     for warning in (*earlier.warnings, *note):
         print(f"warning: {warning}", file=sys.stderr)
     _list(Work(options, Plan((), tests), (), Inventory(), (), ()), earlier)

@@ -12,15 +12,18 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.runner.model import Test, TestId
 from torch_testing_ext.runner.options import Options, UsageError
 from torch_testing_ext.runner.options.commands import COMMANDS
 
-from .disabled_tests import DisabledTest, read_lists
 from .expressions import Matches, MatchesMarks, parse_expression, parse_marks
 from .finding_files import relative_to, split_name
+
+if TYPE_CHECKING:
+    from .disabled_tests import DisabledTest
 
 _CLASS = re.compile(r"^\s*class (\w+)", re.MULTILINE)
 _FUNCTION = re.compile(r"^\s*(?:async )?def (\w+)", re.MULTILINE)
@@ -91,7 +94,7 @@ class Selection:
             matches=tuple(parse_expression(text) for text in options.keyword),
             marks=tuple(parse_marks(text) for text in options.marks),
             deselected=options.deselect,
-            disabled=read_lists(options.disabled),
+            disabled=_disabled(options.disabled),
         )
 
     def files(self, known: Sequence[str]) -> tuple[str, ...]:
@@ -127,6 +130,22 @@ class Selection:
         for test in known:
             yield test, why_not(test)
 
+    def without_disabled(self, tests: tuple[Test, ...], kind: str | None) -> tuple[Test, ...]:
+        """The tests, of which those that are disabled are skipped. `kind`: of the accelerators of the run."""
+        if not self.disabled:
+            return tests
+        from .disabled_tests import without_disabled
+
+        return without_disabled(tests, self.disabled, kind)
+
+    def gone(self, tests: Sequence[Test], files: Sequence[str]) -> tuple[str, ...]:
+        """A warning for each disabled test that no imported file has any more."""
+        if not self.disabled:
+            return ()
+        from .disabled_tests import stale
+
+        return tuple(stale(self.disabled, tests, files))
+
     def _keyword_selects(self, test: TestId) -> bool:
         if not self.matches:
             return True
@@ -148,6 +167,14 @@ class Selection:
         without_marks = Test(tests[0], marks=())
         with_all_marks = Test(tests[0], marks=marks)
         return self._marks_select(without_marks) or self._marks_select(with_all_marks)
+
+
+def _disabled(lists: Sequence[Path]) -> tuple[DisabledTest, ...]:
+    if not lists:
+        return ()
+    from .disabled_tests import read_lists
+
+    return read_lists(lists)
 
 
 # -- files
