@@ -52,6 +52,8 @@ PORT = "MASTER_PORT"
 ADDRESS = "MASTER_ADDR"
 # What torch's `env://` reads, and programs that do as it does.
 OF_ONE_RANK = (TORCHRUN.rank, TORCHRUN.local_rank)
+# Those that ranks of ours get.
+of_each_rank = set(OF_ONE_RANK)
 OF_ALL_RANKS = (TORCHRUN.world_size, TORCHRUN.local_world_size)
 RENDEZVOUS = (*OF_ONE_RANK, *OF_ALL_RANKS, ADDRESS, PORT)
 # The same in all ranks of a launch of torchrun, and in no others.

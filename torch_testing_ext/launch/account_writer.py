@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import getpid
+from pathlib import Path
 from types import FrameType
 
 from torch_testing_ext._collectives.failure import Site
@@ -42,6 +43,8 @@ _MOST_SITES = 30
 
 _MOST_RELATED = 20  # lines on other exceptions
 _LONGEST_LOCAL = 240
+# Linux has it where the driver is loaded.
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class AccountWriter:
@@ -286,6 +289,8 @@ def _advice(message: str) -> str:
     if "Unable to find address for: " in message:
         known = ", ".join(name for _, name in socket.if_nameindex())
         return f"Unset GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}: this machine has {known}"
+    if message.startswith("Cannot re-initialize CUDA in forked") and not _NVIDIA_DRIVER.exists():
+        return "This machine has no NVIDIA driver: torch would say so in a process that was not forked"
     if "unsupported gloo device" in message:
         return f"Unset GLOO_DEVICE_TRANSPORT={os.environ.get('GLOO_DEVICE_TRANSPORT', '')}"
     if "remote=[127." in message and not is_loopback(os.environ.get(ADDRESS, "")):

@@ -81,7 +81,7 @@ def set_variables_of_rank(context: RankContext) -> None:
     rank, place = context.rank, context.place
     if context.incarnation:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(context.incarnation)
-    os.environ.update(dict.fromkeys(launcher_variables.OF_ONE_RANK, str(rank)))
+    os.environ.update(dict.fromkeys(launcher_variables.of_each_rank, str(rank)))
     if place.nodes > 1:
         os.environ.update(place.variables())
         pretended_nodes.enter(place, context.nodes.masks[place.node] if context.nodes.masks else {}, context.directory)

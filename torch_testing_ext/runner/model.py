@@ -223,10 +223,11 @@ class FinishedTest:
     def outcome(self) -> TestOutcome:
         """The outcome of the last attempt, or FLAKY if it passed on a retry.
 
-        A retry that is skipped, or that leaks again, does not undo the failure that it was started for.
+        A retry that is skipped, or that leaks again, does not undo the failure that it was started for; but that of a
+        test whose port another one used is not the user's.
         """
         *earlier, last = (attempt.outcome for attempt in self.attempts)
-        if last is TestOutcome.SKIPPED and earlier:
+        if last is TestOutcome.SKIPPED and not all(attempt.end.port_in_use for attempt in self.attempts[:-1]):
             return earlier[-1]
         if last is TestOutcome.LEAKED and set(earlier) <= {last}:
             return last

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from torch_testing_ext._process import interpreters
+from torch_testing_ext._tests import launcher_variables
 from torch_testing_ext.launch.aspects import REMARKS
 
 from . import defined_names, mapping
@@ -34,6 +35,8 @@ def install() -> None:
     after_loading.append(rebase_classes)
     interpreters.RUN_FIRST.append(f"from {__name__} import install; install()")
     REMARKS.add(remark_on_failure)
+    # PyTorch's ranks have none, and a test of its own says so.
+    launcher_variables.of_each_rank.discard(launcher_variables.TORCHRUN.local_rank)
     for pair in mapping.MIRRORED:
         if pair.theirs in sys.modules:
             _replace(pair)
@@ -203,6 +206,9 @@ def _spec_of_stand_in(
         spec.has_location = True
         # The other modules of a package are PyTorch's.
         spec.submodule_search_locations = real.submodule_search_locations
+    elif any(pair.theirs.startswith(f"{name}.") for pair in mapping.MIRRORED):
+        # A package that this torch lacks, of which we have modules.
+        spec.submodule_search_locations = []
     return spec
 
 

@@ -53,7 +53,10 @@ _KIT = [
 ]
 MIRRORED = (
     *(MirroredModule(f"{THEIR_KIT}.{name}", f"{OUR_KIT}.{name}") for name in _KIT),
-    MirroredModule("torch.distributed._spmd", f"{OUR_KIT}.distributed._spmd", until=(2, 5)),
+    *(
+        MirroredModule(f"torch.distributed.{name}", f"{OUR_KIT}.distributed.{name}", until=(2, 5))
+        for name in ("_spmd", "_spmd.api", "_spmd.parallel_mode")
+    ),
 )
 
 # Names that PyTorch moved or renamed: the later name, which is ours, the earlier one, and the torch that changed it.

@@ -24,7 +24,7 @@ from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.faults import call, kill
-from torch_testing_ext.launch import Cause, RankEnding, RankReport
+from torch_testing_ext.launch import Cause, RankEnding, RankReport, account_writer
 from torch_testing_ext.launch.account_writer import AccountWriter, account_of, related_to, summarize
 from torch_testing_ext.launch.accounts import (
     LONGEST_TEXT,
@@ -41,6 +41,17 @@ from torch_testing_ext.launch.start_settings import SHOWLOCALS
 
 PASSED = RankAccount(RankEnding.PASSED, 0.0, 1.0)
 HAS_MOUNT_NAMESPACES = sys.platform.startswith("linux") and os.geteuid() == 0 and shutil.which("unshare") is not None
+
+
+class NoDriverTest(unittest.TestCase):
+    """A fork of a process that has asked a build for CUDA for its devices says why, on a machine without a driver."""
+
+    def test_the_cause(self):
+        error = RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+        with mock.patch.object(account_writer, "_NVIDIA_DRIVER", Path("/nowhere")):
+            self.assertIn("This machine has no NVIDIA driver", summarize(error))
+        with mock.patch.object(account_writer, "_NVIDIA_DRIVER", Path("/")):
+            self.assertNotIn("driver", summarize(error))
 
 
 class LocalVariablesTest(unittest.TestCase):

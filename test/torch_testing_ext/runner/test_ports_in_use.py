@@ -58,6 +58,17 @@ class T(unittest.TestCase):
     def test(self):
         raise OSError(98, "Address already in use")
 """
+SKIPS_ALONE = """
+import pathlib, unittest
+
+class T(unittest.TestCase):
+    def test(self):
+        if pathlib.Path("ran").exists():
+            self.skipTest("it needs another backend")
+        pathlib.Path("ran").touch()
+        print("bind: Address already in use")
+        raise RuntimeError("cannot listen")
+"""
 # Nothing is printed: the exception alone tells it, or that of a rank, in words of another language.
 FIRST_TIME = subject(__file__, "port_in_use_once.py")
 
@@ -97,6 +108,14 @@ class RunTest(unittest.TestCase):
         self.assertEqual((code, len(results)), (0, 3), said)
         for test in results:
             self.assertIn(f"{test}: a port was in use (EADDRINUSE)", said)
+
+    def test_one_that_skips_alone(self):
+        """Nobody else's port has made it fail, so it is skipped, as where files run one after another."""
+        code, said, results = self.run_files(test_a=SKIPS_ALONE)
+        skipped = results["test_a.py::T::test"]
+        self.assertEqual((code, skipped["outcome"]), (0, "skipped"), said)
+        self.assertEqual([one["outcome"] for one in skipped["attempts"]], ["error", "skipped"])
+        self.assertIn("0 passed, 0 failed, 1 skipped", said)
 
     def test_one_that_is_in_use_even_alone(self):
         code, said, results = self.run_files(test_a=ALWAYS)

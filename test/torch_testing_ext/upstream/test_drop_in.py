@@ -51,6 +51,56 @@ class DropInTest(TestCase):
         done = run_python(self.file(STAND_INS))
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_modules_of_a_package_that_torch_has_no_more(self) -> None:
+        """As the file of the removed compiler imports them; others of that package are missing."""
+        done = self.run_program(
+            self.file(
+                """
+                from torch_testing_ext.upstream import drop_in
+
+                drop_in.install()
+                from torch.distributed._spmd.api import compile
+                from torch.distributed._spmd.parallel_mode import DataParallel
+                import torch.distributed._spmd.api
+                from torch_testing_ext.distributed._spmd import api, parallel_mode
+
+                assert compile is api.compile is torch.distributed._spmd.api.compile
+                assert DataParallel is parallel_mode.DataParallel
+                try:
+                    import torch.distributed._spmd.comm_tensor
+                except ModuleNotFoundError as error:
+                    assert error.name == "torch.distributed._spmd.comm_tensor", error.name
+                else:
+                    raise AssertionError("it is there")
+                """
+            )
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_local_rank(self) -> None:
+        """PyTorch's ranks have no LOCAL_RANK; ours have, unless a file of PyTorch's runs."""
+        file = self.file(
+            """
+            import os
+            from torch.testing._internal.common_distributed import MultiProcessTestCase
+            from torch.testing._internal.common_utils import run_tests
+
+            class Ranks(MultiProcessTestCase):
+                world_size = 2
+
+                def setUp(self):
+                    super().setUp()
+                    self._spawn_processes()
+
+                def test_without(self):
+                    self.assertNotIn("LOCAL_RANK", os.environ)
+
+            if __name__ == "__main__":
+                run_tests()
+            """
+        )
+        self.run_file(file)
+
     @parametrize("before", [False, True])
     def test_other_modules_of_a_package(self, before: bool) -> None:
         """Those that are not mirrored are PyTorch's, also if they were imported before."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import AttemptEnded, Event, TestFinished, Warned
@@ -50,6 +51,8 @@ class Results:
 
     def take(self, attempt: Attempt, may_retry: bool) -> bool:
         """Take an attempt that has ended into account. Returns whether the test is to be retried."""
+        if attempt.outcome.is_failure and _says_in_use(attempt):
+            attempt = replace(attempt, end=replace(attempt.end, port_in_use=True))
         self._attempts.setdefault(_key(attempt), []).append(attempt)
         failed = self._policy.verdict(attempt.outcome) is TestOutcome.FAILED
         retry = may_retry and failed and self._runs_again(attempt)
@@ -151,7 +154,7 @@ def _key(attempt: Attempt) -> Key:
 
 def why_to_run_alone(attempt: Attempt) -> str:
     """The way in which another test may have caused this failure; empty if none can."""
-    if attempt.end.port_in_use or _says_in_use(attempt):
+    if attempt.end.port_in_use:
         return "a port was in use (EADDRINUSE); the test runs again alone"
     if attempt.evicted:
         return (
