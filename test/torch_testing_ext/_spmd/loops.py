@@ -287,6 +287,22 @@ def orthogonalizing(model, optimizer, batch):
     return loss.detach()
 
 
+def sharpness_aware(model, optimizer, batch):
+    """Two backwards, between which the weights move along the gradient, and back after them."""
+    optimizer.zero_grad()
+    error(model, batch).backward()
+    params = [*model.parameters()]
+    norm = torch.stack([param.grad.norm() for param in params]).norm()
+    moves = [param.grad * (0.05 / norm) for param in params]
+    with torch.no_grad():
+        torch._foreach_add_(params, moves)
+    optimizer.zero_grad()
+    error(model, batch).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(params, moves)
+    optimizer.step()
+
+
 def training_twice(model, optimizer, batch):
     return update(model, optimizer, batch), update(model, optimizer, batch)
 
@@ -469,6 +485,7 @@ for each in (
     penalizing_weights,
     penalizing_gradients,
     orthogonalizing,
+    sharpness_aware,
     training_twice,
     evaluating,
     freezing_by_turns,
@@ -941,6 +958,116 @@ def failing_backward(parallel):
 
     fails = isinstance(parallel, ByCompiler)
     return [step(parallel.batch(call), fails and call % 2) for call in range(CALLS)], state(model)
+
+
+@loop
+def gradients_in_one_buffer(parallel):
+    """Gradients are views of one tensor, which the program clears and scales itself."""
+    model = parallel.model(net())
+    optimizer, params = nesterov(model), [*model.parameters()]
+    sizes = [param.numel() for param in params]
+    flat = torch.zeros(sum(sizes))
+    for param, part in zip(params, flat.split(sizes), strict=True):
+        param.grad = part.view(param.shape)
+
+    @parallel.step
+    def step(batch):
+        flat.zero_()
+        error(model, batch).backward()
+        norm = flat.norm()
+        flat.mul_(0.5)
+        optimizer.step()
+        return norm
+
+    return [step(parallel.batch(call)) for call in range(CALLS)], state(model)
+
+
+@loop
+def updating_views_of_weights(parallel):
+    """The program keeps plain views of the weights, and updates these."""
+    model = parallel.model(net())
+    params = [*model.parameters()]
+    views = [param.data for param in params]
+
+    @parallel.step
+    def step(batch):
+        for param in params:
+            param.grad = None
+        loss = error(model, batch)
+        loss.backward()
+        for view, param in zip(views, params, strict=True):
+            view -= 0.1 * param.grad
+        return loss.detach()
+
+    return [step(parallel.batch(call)) for call in range(CALLS)], state(model)
+
+
+@loop
+def updating_in_the_backward(parallel):
+    """Each parameter has an optimizer, which steps in a hook, before anything is averaged."""
+    model = parallel.model(net())
+    optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+    def hook(param):
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(hook)
+    step = parallel.step(lambda batch: error(model, batch).backward())
+    for call in range(CALLS):
+        step(parallel.batch(call))
+    return state(model) if parallel.rank == 0 else None
+
+
+@loop
+def raising_in_some_calls(parallel):
+    model = parallel.model(net())
+    optimizer, failed = adam(model), []
+
+    @parallel.step
+    def step(batch, fails):
+        optimizer.zero_grad()
+        error(model, batch).backward()
+        if fails:
+            raise FloatingPointError
+        optimizer.step()
+
+    for call in range(CALLS + 2):
+        try:
+            step(parallel.batch(call), call in (1, 4))
+        except FloatingPointError:
+            failed.append(call)
+    return failed, state(model), [whole(param.grad) for param in model.parameters()]
+
+
+@loop
+def resuming(parallel):
+    """A new model, optimizer, scheduler and step go on from a file with whole values."""
+
+    def train(model, optimizer, scheduler, batch):
+        loss = update(model, optimizer, batch)
+        scheduler.step()
+        return loss
+
+    def start():
+        model = net()
+        optimizer = adam(model)
+        return model, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=2 * CALLS)
+
+    results, saved = [], io.BytesIO()
+    for begin in (0, CALLS):
+        parts = start()
+        if begin:
+            saved.seek(0)
+            for part, values in zip(parts, torch.load(saved, weights_only=False), strict=True):
+                part.load_state_dict(values)
+        model, step = parallel.model(parts[0]), parallel.step(train)
+        results += [step(model, *parts[1:], parallel.batch(begin + call)) for call in range(CALLS - 1)]
+        values = [part.state_dict() for part in (inner(model), *parts[1:])]
+        saved = io.BytesIO()
+        torch.save(torch.utils._pytree.tree_map_only(torch.Tensor, whole, values), saved)
+    return results, state(model), parts[2].get_last_lr()
 
 
 # -- Teachers
