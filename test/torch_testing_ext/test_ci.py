@@ -7,6 +7,7 @@ import tempfile
 import unittest
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -107,14 +108,34 @@ class CIRunTest(unittest.TestCase):
         self.assertIn(
             "- `a.test_contracts.test_c[x]`: It is so. This affects all.", (self.out / "newest.md").read_text()
         )
-        good = f"""echo 'torch 9.1.0'; echo '{xml.partition("<testcase")[0]}</testsuite>' > "$CI_JUNIT"; {said}"""
+        one = xml.partition("/>")[0]
+        good = f"""echo 'torch 9.1.0'; echo '{one}/></testsuite>' > "$CI_JUNIT"; {said}"""
         self.ran("newest", newest=good)
         self.assertFalse((self.out / "newest.md").exists())
+        self.assertIn("| all hold, ", (self.out / "newest.row").read_text())
+        skipped = f"""echo 'torch 9.1.0'; echo '{one}><skipped/></testcase></testsuite>' > "$CI_JUNIT"; {said}"""
+        self.ran("newest", newest=skipped)
+        self.assertIn("| none was tried, ", (self.out / "newest.row").read_text())
+        self.assertTrue((self.out / "newest.md").exists())
+
+    def test_a_pre_release_of_torch_alone(self):
+        for pre, wanted in (("", ">=9.1"), ("1", ">=9.1.dev0")):
+            with mock.patch.dict(os.environ, CI_PRE=pre):
+                (self.project / ".ci" / "newest.txt").write_text("# The newest.\ntorch>=9.1\n")
+                _, lines = self.ran("newest", newest=f'cat "$PIP_CONSTRAINT"; {self.counts(1, 0, 0)}')
+            self.assertIn(f"torch{wanted}", lines)
+            self.assertIn("# The newest.", lines)
 
     def test_a_newest_torch_with_which_nothing_runs(self):
         self.ran("newest", newest="false")
         self.assertIn("no test ran", (self.out / "newest.row").read_text())
         self.assertTrue((self.out / "newest.md").exists())
+
+    def test_a_command_of_several_lines(self):
+        """To its last line, and without what follows in the page."""
+        newest = f"false \\\n    || true \\\n    && {self.counts(3, 0, 0)}\n```\n\n```\nfalse"
+        code, lines = self.ran("newest", newest=newest)
+        self.assertEqual((code, lines[-1]), (0, "3 passed, 0 failed, 0 skipped"), lines)
 
     def test_a_part_that_has_no_command_is_a_failure(self):
         code, lines = self.ran(main=self.counts(1, 0, 0), test=self.counts(1, 0, 0), contributing="no command")
