@@ -108,6 +108,29 @@ class PackageTest(unittest.TestCase):
         self.assertIn("[pytest11]\ntorch_testing_ext.pytest_plugin = torch_testing_ext.pytest_plugin\n", entries)
         self.assertIn("[console_scripts]\ntorchtest = torch_testing_ext.runner.cli:console", entries)
 
+    def test_what_is_left_to_those_who_take_no_dependencies(self):
+        """The page names all that the package needs beside torch."""
+        facts = message_from_bytes((self.facts / "METADATA").read_bytes())
+        always = {re.match(r"\w+", name)[0] for name in facts.get_all("Requires-Dist") if ";" not in name}
+        (named,) = re.findall(
+            r"`--no-deps`.*?\ninstall `([\w ]+)` yourself", PAGES[0].read_text(encoding="utf-8"), re.DOTALL
+        )
+        self.assertEqual({*named.split()}, always - {"torch"})
+
+    @pytest.mark.slow
+    def test_a_nightly_torch_stays(self):
+        """pip replaces neither a nightly build nor a build of one's own."""
+        for version in ("2.99.0.dev20270101+cu140", "2.12.0a0+gitabcdef0"):
+            with self.subTest(version), tempfile.TemporaryDirectory() as folder:
+                facts = Path(folder, f"torch-{version}.dist-info")
+                facts.mkdir()
+                (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+                (wheel,) = self.folder.glob("*.whl")
+                done = python("-m", "pip", "install", "--dry-run", "--no-index", wheel, cwd=folder, PYTHONPATH=folder)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn(f"({version})", done.stdout)
+                self.assertNotRegex(done.stdout, r"Would install .*\btorch-\d")
+
     def test_the_description_leads_somewhere(self):
         """The wheel was built from the sdist, without the address; the sdist with it."""
         facts = message_from_bytes((self.facts / "METADATA").read_bytes())
