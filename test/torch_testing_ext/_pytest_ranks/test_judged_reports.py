@@ -19,8 +19,6 @@ from torch_testing_ext.common_utils import run_tests
 PLUGIN = subject(__file__, "report_keeping_plugin.py")
 SUBJECT = subject(__file__, "judged_reports.py")
 WORSE = ("error", "KeyError: 'worse'", "tear-down")
-# pytest 7.4 and later say it as they say what pytest.fail() does.
-UNEXPECTED = "Unexpected success" if pytest.version_tuple < (7, 4) else "Failed: Unexpected success"
 # By test: its outcome, its reason or else the title of its failure; then the phase, the need, and if ranks decided.
 MODEL = {
     "test_passes": [("passed", "")],
@@ -49,10 +47,13 @@ MODEL = {
     "UnittestTest::test_fails": [("failed", "AssertionError: of unittest")],
     "UnittestTest::test_skips": [("skipped", "of unittest")],
     "UnittestTest::test_expected": [("expected failure", "")],
-    "UnittestTest::test_unexpected": [("unexpected success", UNEXPECTED)],
+    "UnittestTest::test_unexpected": [("unexpected success", "Failed: Unexpected success")],
 }
+UNEXPECTED = "Unexpected success" if pytest.version_tuple < (7, 4) else "Failed: Unexpected success"
 # The same in another process, where there are no exceptions: a failure of a call is one of an assertion.
 SENT = MODEL | {
+    # Before pytest 7.4, the report has no exception for it.
+    "UnittestTest::test_unexpected": [("unexpected success", UNEXPECTED)],
     "test_assertion": [("failed", "assert 1 == 2")],
     "test_exception": [("failed", "KeyError: 'key'")],
     "test_exits": [("failed", "SystemExit: 0")],

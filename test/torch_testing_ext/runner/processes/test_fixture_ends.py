@@ -2,10 +2,14 @@
 
 import textwrap
 
+import pytest
 from kit.files import subject
 from kit.project import Project
 
 from torch_testing_ext.common_utils import TestCase, run_tests
+
+# Before, pytest drops what cleanups of a class raise.
+CLEANUPS_ARE_HEEDED = pytest.version_tuple >= (8, 2)
 
 
 def setUpModule():
@@ -111,7 +115,9 @@ class TestTearDowns(TestCase):
         self.check(ran, "test_b", "error", "still running")
         self.assertIn("rank 1: still running", ran["test_b"].said)
         self.assertIn("in <lambda>", ran["test_b"].said)
-        self.check(ran, "test_c", "error", "rank 1 of 2 exited with code 0")
+        # It forgets super(), so that only a cleanup of the class is left.
+        if CLEANUPS_ARE_HEEDED:
+            self.check(ran, "test_c", "error", "rank 1 of 2 exited with code 0")
 
 
 class TestSetUps(TestCase):
@@ -177,9 +183,10 @@ class TestSetUps(TestCase):
     def test_the_set_up_of_another_class_does_not_explain_a_test(self):
         """One class skips, the next fails: unittest runs neither."""
         ran = run_source(subject(__file__, "starts_of_three_classes.py"))
-        self.assertEqual(ran.outcomes, {"test_a": "skipped", "test_b": "error", "test_c": "error"})
+        cleaned = "error" if CLEANUPS_ARE_HEEDED else "skipped"
+        self.assertEqual(ran.outcomes, {"test_a": "skipped", "test_b": "error", "test_c": cleaned})
         self.assertIn("broken", ran["test_b"].said)
-        self.assertIn("IndexError", ran["test_c"].said)
+        self.assertIn("IndexError" if CLEANUPS_ARE_HEEDED else "not here", ran["test_c"].said)
 
     def test_a_class_that_is_not_set_up_does_not_explain_a_test(self):
         """unittest does not call setUpClass where setUpModule has skipped or failed."""
