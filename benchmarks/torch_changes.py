@@ -58,6 +58,7 @@ NEAREST: Mapping[str, Sequence[str]] = {
     "test_zero_grad": TRAINING,
     "test_optimizers": TRAINING,
     "test_tensors_of_ddp": ("_collectives/findings/test_diverged_replicas.py", "_collectives/test_planted_faults.py"),
+    "test_name_of_torchrun": ("launch/launched",),
     "test_frame_of_a_module": ("_pytest_ranks/test_traffic.py",),
     "test_functions_that_learn_shapes": ("layouts/test_layout_checks.py",),
 }

@@ -1,4 +1,4 @@
-"""benchmarks/mutants.py changes what lines of the package do, and finds the tests of their modules."""
+"""benchmarks/mutants.py and torch_changes.py change the package and torch, and find the tests that are near."""
 
 import ast
 import sys
@@ -12,9 +12,11 @@ import pytest
 import torch_testing_ext
 
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "test" / "torch_testing_ext" / "_torch")]
 
 import mutants  # noqa: E402
+import mutations  # noqa: E402
+import torch_changes  # noqa: E402
 from mutants import PACKAGE  # noqa: E402
 
 SOURCE = '''
@@ -124,6 +126,14 @@ class SummaryTest(unittest.TestCase):
             67% of what any test notices is noticed without slow ones
             only slow: a.py:1 (constant): `x = 1` -> `x = 2`, noticed by test_b"""
         self.assertEqual(list(mutants.summary(rows)), textwrap.dedent(expected).splitlines())
+
+
+class ChangesOfTorchTest(unittest.TestCase):
+    def test_each_contract_has_its_nearest_tests(self):
+        contracts = {contract for _, contract, _ in mutations.MUTATIONS.values()}
+        self.assertEqual({*torch_changes.NEAREST}, contracts)
+        for name in {name for names in torch_changes.NEAREST.values() for name in names}:
+            self.assertTrue((ROOT / "test" / PACKAGE / name).exists(), name)
 
 
 if __name__ == "__main__":
