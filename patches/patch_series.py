@@ -37,6 +37,8 @@ TEST_TIMEOUT = 900.0
 # What a test file of ours needs in PyTorch, beside the names that it imports: slugs of patches.
 NEEDED = {"test/distributed/fsdp/test_fsdp_tp_integration.py": ("fsdp-test-on-cpu",)}
 HEARTBEAT = 10.0
+# The folder of patches that PyTorch would not take: it has the fix, or the patch is for a release alone.
+OLD = "old"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class SeriesPatch:
 
     @property
     def test(self) -> Path:
-        return self.file.parent / "tests" / f"test_{self.slug.replace('-', '_')}.py"
+        series = self.file.parent.parent if self.file.parent.name == OLD else self.file.parent
+        return series / "tests" / f"test_{self.slug.replace('-', '_')}.py"
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,12 @@ class TestRun:
         return self.code != 0 and self.ran > 0
 
 
-def load(directory: Path, version: str) -> tuple[SeriesPatch, ...]:
-    """The series for a version of torch, such as "2.13", in order."""
+def load(directory: Path, version: str, with_old: bool = False) -> tuple[SeriesPatch, ...]:
+    """The series for a version of torch, such as "2.13", in order. `with_old`: with those in the folder of old ones."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory; name the directory of the patches with --series")
     chosen: dict[str, SeriesPatch] = {}
-    for file in sorted(directory.glob("*.patch")):
+    for file in _files(directory, with_old):
         match = _NAME.fullmatch(file.name)
         if match is None:
             raise UserError(f"{file}: a patch is named NNNN-its-subject.patch or NNNN-its-subject.torch-X.Y.patch")
@@ -95,10 +98,15 @@ def load(directory: Path, version: str) -> tuple[SeriesPatch, ...]:
     return tuple(sorted(chosen.values(), key=lambda patch: patch.number))
 
 
-def others(directory: Path, version: str) -> tuple[str, ...]:
+def _files(directory: Path, with_old: bool) -> list[Path]:
+    folders = (directory, directory / OLD) if with_old else (directory,)
+    return sorted((file for folder in folders for file in folder.glob("*.patch")), key=lambda file: file.name)
+
+
+def others(directory: Path, version: str, with_old: bool = False) -> tuple[str, ...]:
     """The slugs of patches that there are only for other versions of torch."""
-    have = {patch.slug for patch in load(directory, version)}
-    matches = (_NAME.fullmatch(file.name) for file in sorted(directory.glob("*.patch")))
+    have = {patch.slug for patch in load(directory, version, with_old)}
+    matches = (_NAME.fullmatch(file.name) for file in _files(directory, with_old))
     return tuple(dict.fromkeys(match["slug"] for match in matches if match and match["slug"] not in have))
 
 
@@ -261,6 +269,7 @@ def main(words: Sequence[str], prog: str) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="check only patches whose file name contains NAME")
     parser.add_argument("--check", action="store_true", help="run the tests; this takes a few minutes")
+    parser.add_argument("--old", action="store_true", help="with what PyTorch has, or what is for an old release")
     parser.add_argument(
         "--torch",
         nargs="+",
@@ -285,12 +294,12 @@ def run(options: argparse.Namespace) -> int:
 def _patches_for(environment: TorchEnvironment, options: argparse.Namespace) -> bool:
     """List or check the patches for one version of torch. Returns whether all is well."""
     version = environment.version
-    patches = load(options.series, version)
+    patches = load(options.series, version, options.old)
     wanted = [patch for patch in patches if not options.names or any(name in patch.file.name for name in options.names)]
     if not wanted:
         raise UserError(f"no patch for torch {version} in {options.series} has such a name")
     good = _check_all(environment, patches, wanted) if options.check else _list(wanted)
-    for slug in others(options.series, version):
+    for slug in others(options.series, version, options.old):
         print(f"{slug}: not for torch {version}")
     return good
 

@@ -29,7 +29,8 @@ from torch_testing_ext.common_utils import instantiate_parametrized_tests, param
 
 PATCHES = Path(__file__).parents[2] / "patches"
 OFFERS = sorted(f"offers/{file.stem}" for file in (PATCHES / "issues" / "offers").glob("*.md"))
-DRAFTS = sorted(file.stem for file in (PATCHES / "issues").glob("*.md"))
+FILES = {file.stem: file for folder in ("issues", "old/issues") for file in (PATCHES / folder).glob("*.md")}
+DRAFTS = sorted(FILES)
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^    (\S.*)$", re.MULTILINE)
 PAGE = re.compile(r"docs/found/(\w+)\.py")
@@ -41,7 +42,8 @@ class Draft:
     """The draft of an issue."""
 
     def __init__(self, name):
-        self.text = (PATCHES / "issues" / f"{name}.md").read_text(encoding="utf-8")
+        file = FILES.get(name, PATCHES / "issues" / f"{name}.md")
+        self.text = file.read_text(encoding="utf-8")
         [self.program] = PROGRAM.findall(self.text)
         self.quoted = QUOTED.findall(self.text.replace(self.program, ""))
         page = PAGE.search(self.text)
@@ -69,7 +71,7 @@ class TestIssueDrafts(OneRank):
     """Each program runs in a rank that has imported torch already, and forks the ranks that it needs."""
 
     def test_every_patch_has_a_draft_of_its_own(self):
-        slugs = {file.name.partition(".")[0] for file in PATCHES.glob("*.patch")}
+        slugs = {file.name.partition(".")[0] for file in PATCHES.rglob("*.patch")}
         self.assertEqual(set(DRAFTS), slugs)
 
     def test_programs_are_short_and_need_torch_alone(self):

@@ -6,8 +6,8 @@ values, and all later random values differ from eager's, because the generator a
 replaces most of these before that pass, normal_, uniform_, torch.normal and rrelu are merged.
 
 Seen on torch 2.11.0, 2.12.0 and 2.13.0; 2.14.0 and 2.15.0 are right.
-patches/0013-aotautograd-cse-random-operations.torch-2.13.patch corrects it. Known as pytorch/pytorch#172206. Run this
-file: it prints the difference of two draws, and exits with 1 if there is none.
+patches/old/0013-aotautograd-cse-random-operations.torch-2.13.patch corrects it. Known as pytorch/pytorch#172206.
+Run this file: it prints the difference of two draws, and exits with 1 if there is none.
 """
 
 import sys

@@ -71,7 +71,7 @@ class PatchTest(CheckoutCase):
         self.put(self.ours / name, OURS)
         with mock.patch.dict(outgoing.patch_series.NEEDED, {name: ("fsdp-test-on-cpu",)}):
             [note] = outgoing.prepare(self.ours / name, self.pytorch).notes
-        self.assertIn("test_x.py: it needs 0007-fsdp-test-on-cpu.torch-2.13.patch, or 0007-", note)
+        self.assertIn("test_x.py: it needs 0007-fsdp-test-on-cpu.torch-2.15.patch", note)
         self.assertEqual(outgoing.prepare(self.ours / name, self.pytorch).notes, ())
 
     def test_formatted_as_in_pytorch(self) -> None:

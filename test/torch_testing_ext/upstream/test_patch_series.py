@@ -60,7 +60,7 @@ class RealSeriesTest(unittest.TestCase):
         version = environments.version_of(package)
         if version in ("2.11", "2.12"):
             self.skipTest(f"the patches are for what PyTorch develops, from torch 2.13 on, and this is {version}")
-        patches = patch_series.load(SERIES, version)
+        patches = patch_series.load(SERIES, version, with_old=True)
         self.assertGreater(len(patches), 4)
         with patch_series.patched_torch(patches, package) as torch:
             for patch in patches:
@@ -68,11 +68,33 @@ class RealSeriesTest(unittest.TestCase):
 
     def test_every_patch_has_a_test_and_a_message(self) -> None:
         for version in ("2.13", "2.15"):
-            for patch in patch_series.load(SERIES, version):
+            for patch in patch_series.load(SERIES, version, with_old=True):
                 with self.subTest(patch=patch.file.name):
                     self.assertTrue(patch.test.is_file(), patch.test)
                     self.assertIn("Test plan:", patch.file.read_text())
                     self.assertNotEqual(patch.subject, patch.slug)
+
+    def test_old_ones_are_out_of_the_series(self) -> None:
+        """Those that PyTorch has, and those for a release alone."""
+        for version, old in (("2.13", 7), ("2.15", 0)):
+            series = {patch.slug for patch in patch_series.load(SERIES, version)}
+            whole = patch_series.load(SERIES, version, with_old=True)
+            with self.subTest(version):
+                self.assertEqual(len({patch.slug for patch in whole} - series), old)
+        for file in SERIES.glob("*.patch"):
+            self.assertNotIn("torch-2.13", file.name)
+
+    def test_lines_are_as_long_as_pytorchs(self) -> None:
+        """88 columns, but for a text: PyTorch's formatter leaves those."""
+        for file in SERIES.glob("*.patch"):
+            added = [line[1:] for line in file.read_text().splitlines() if line.startswith("+") and line[:3] != "+++"]
+            long = [line for line in added if len(line) > 88 and not line.lstrip().startswith('"')]
+            self.assertEqual(long, [], file.name)
+
+    def test_the_order_names_each_patch(self) -> None:
+        order = (SERIES / "README.md").read_text()
+        for patch in patch_series.load(SERIES, "2.15"):
+            self.assertRegex(order, rf"(?m)^\| .*\b{patch.number:04}\b")
 
 
 class FakeSeriesTest(FolderCase):
