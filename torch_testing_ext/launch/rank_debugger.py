@@ -71,7 +71,7 @@ class RankDebugger(pdb.Pdb):
         self._has_it = True
         if is_first and self._world_size > 1:
             another = 1 if self._rank == 0 else 0
-            self.message(f"The other ranks and all time-outs wait. `rank {another}` changes the rank.")
+            self.message(f"Other ranks and all timeouts are paused. Type `rank {another}` to switch to rank {another}.")
 
     def _leave(self) -> None:
         if sys.gettrace() is None:

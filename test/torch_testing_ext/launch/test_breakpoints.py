@@ -89,7 +89,7 @@ class OnATerminalTest(FolderCase):
         )
         self.assertEqual(code, 0, said)
         for text in (
-            "The other ranks and all time-outs wait. `rank ",
+            "Other ranks and all timeouts are paused. Type `rank ",
             "'the secret of 1'",
             "rank 0 has not stopped: this is where it is.",
             "test_it()\n-> dist.all_reduce(torch.ones(2))",
