@@ -7,9 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
+from torch_testing_ext._process.words import nearest
+from torch_testing_ext.faults.points import OPERATIONS
+
 from .issued_calls import Call, GroupRecord, RankRecord
 
 _BITS = re.compile(r"\d+")
+# The endings of the forms of one operation, such as all_gather_into_tensor.
+_FORMS = ("", "_into_tensor", "_tensor", "_single")
+# The names that torch.distributed has for them since 2.13.
+_NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
 
 
@@ -37,7 +44,10 @@ class RankFacts:
         self._modules = modules
 
     def calls(self, group: str | None = None, op: str | None = None) -> Amount:
-        """Count the calls of one operation, in the groups of a name or of a dimension of a mesh."""
+        """Count the calls of one operation, in the groups of a name or of a dimension of a mesh.
+
+        "all_gather" stands for all its forms, such as "all_gather_into_tensor". Raises ValueError for another word.
+        """
         return self._amount([(call, 1) for call in self.issued(group, op)])
 
     def bytes(self, group: str | None = None, op: str | None = None) -> Amount:
@@ -46,9 +56,20 @@ class RankFacts:
 
     def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
         """Yield the calls in groups of a name, of one operation."""
-        for known, call in self.with_groups():
-            if (group is None or has_name(known, group)) and (op is None or call.kind == op):
-                yield call
+        calls = [call for known, call in self.with_groups() if group is None or has_name(known, group)]
+        if op is None:
+            return iter(calls)
+        kinds = self._kinds_of(op)
+        return (call for call in calls if call.kind in kinds)
+
+    def _kinds_of(self, op: str) -> frozenset[str]:
+        """The operation of this name, in all its forms."""
+        known = {*OPERATIONS, *(call.kind for _, call in self.with_groups())}
+        op = _NEW_NAMES.get(op, op)
+        kinds = {f"{op}{form}{coalesced}" for form in _FORMS for coalesced in ("", "_coalesced")} & known
+        if not kinds:
+            raise ValueError(f"there is no operation {op!r}.{nearest(op, sorted(known))}")
+        return frozenset(kinds)
 
     def with_groups(self) -> Iterator[tuple[GroupRecord, Call]]:
         """Yield each call with its group."""
