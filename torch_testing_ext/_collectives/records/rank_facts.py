@@ -15,8 +15,6 @@ from .issued_calls import Call, GroupRecord, RankRecord
 _BITS = re.compile(r"\d+")
 # The endings of the forms of one operation, such as all_gather_into_tensor.
 _FORMS = ("", "_into_tensor", "_tensor", "_single")
-# The names that torch.distributed has for them since 2.13.
-_NEW_NAMES = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
 
 
@@ -65,8 +63,10 @@ class RankFacts:
     def _kinds_of(self, op: str) -> frozenset[str]:
         """The operation of this name, in all its forms."""
         known = {*OPERATIONS, *(call.kind for _, call in self.with_groups())}
-        op = _NEW_NAMES.get(op, op)
-        kinds = {f"{op}{form}{coalesced}" for form in _FORMS for coalesced in ("", "_coalesced")} & known
+        # Newer versions of torch end the names of the forms into one tensor so.
+        stem = op if op in known else op.removesuffix("_single")
+        forms = _FORMS if stem == op else ("_into_tensor", "_tensor")
+        kinds = {f"{stem}{form}{coalesced}" for form in forms for coalesced in ("", "_coalesced")} & known
         if not kinds:
             raise ValueError(f"there is no operation {op!r}.{nearest(op, sorted(known))}")
         return frozenset(kinds)
