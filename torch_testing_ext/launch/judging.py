@@ -347,26 +347,30 @@ def _timed_out(reports: Sequence[RankReport], running: list[RankReport], case: C
 
 def _silence(reports: Sequence[RankReport], running: list[RankReport]) -> tuple[tuple[int, ...], str] | None:
     """The ranks that were stopped, or did not answer although others did; and what is known of them and the others."""
-    ranks = tuple(r.rank for r in reports if r.was_stopped)
-    what = "stopped, as by SIGSTOP"
+    stopped = [r.rank for r in reports if r.was_stopped]
+    others = [r for r in running if not r.was_stopped]
+    # A rank that keeps the GIL still writes its stacks.
+    mute = [r for r in others if r.recorder is None]
+    if len(mute) == len(others):
+        mute = [r for r in mute if not r.stacks.strip()]
+    silent = [r.rank for r in mute] if len(mute) < len(others) else []
+    ranks = (*stopped, *silent)
     if not ranks:
-        what = "no answer"
-        # A rank that keeps the GIL still writes its stacks.
-        mute = [r for r in running if r.recorder is None]
-        if len(mute) == len(running):
-            mute = [r for r in mute if not r.stacks.strip()]
-        ranks = tuple(r.rank for r in mute)
-        if not ranks or len(ranks) == len(running):
-            return None
-    verb = "gave" if what == "no answer" else verb_for(ranks, "was", "were")
-    state = f"{list_of(ranks)} of {len(reports)} {verb} {what}"
+        return None
+    size = len(reports)
+    states = []
+    if stopped:
+        states.append(f"{list_of(stopped)} of {size} {verb_for(stopped, 'was', 'were')} stopped, as by SIGSTOP")
+    if silent:
+        states.append(f"{list_of(silent)} of {size} gave no answer")
+    state = "; ".join(states)
     waits = [calls[0] for calls in waiting_calls(_records(reports)).values()]
     for_these = [wait for wait in waits if set(ranks).intersection(wait.missing)]
     calls = list(dict.fromkeys(wait.name for wait in for_these))
     if len(calls) == 1:
-        others = [wait.rank for wait in for_these]
+        waiting = [wait.rank for wait in for_these]
         whom = "it" if len(ranks) == 1 else "them"
-        state += f"; {list_of(others)} {verb_for(others, 'is', 'are')} waiting for {whom} in {calls[0]}"
+        state += f"; {list_of(waiting)} {verb_for(waiting, 'is', 'are')} waiting for {whom} in {calls[0]}"
     return ranks, state
 
 

@@ -61,6 +61,16 @@ class Hangs(FourRanks):
             _deadlock_in_c()
         dist.all_reduce(torch.ones(4))
 
+    def two_do_not_answer(self):
+        """One is stopped. The other keeps the GIL, and goes on at the request for its stacks."""
+        self.join_group()
+        dist.all_reduce(torch.ones(4))
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.rank == 3:
+            ctypes.PyDLL(None).sleep(1000)
+        dist.all_reduce(torch.ones(4))
+
     def one_is_stopped(self):
         self.join_group()
         if self.rank == 3:
@@ -138,8 +148,16 @@ class HangTest(TestCase):
         self.assertIn("rank 3 of 4 gave no answer; ranks 0-2 are waiting for it in all_reduce #2", message)
 
     def test_a_rank_that_is_stopped(self):
-        """It goes on when the test ends the ranks, and passes, like all others."""
-        self.hang("one_is_stopped", "rank 3 of 4 was stopped, as by SIGSTOP")
+        """It goes on when the test ends the ranks, and so do all others."""
+        self.hang("one_is_stopped", "rank 3 of 4 was stopped, as by SIGSTOP; ranks 0-2 are waiting for it in")
+
+    def test_ranks_that_go_on_when_their_stacks_are_taken(self):
+        self.hang(
+            "two_do_not_answer",
+            "rank 1 of 4 was stopped, as by SIGSTOP; rank 3 of 4 gave no answer; ranks 0, 2 are waiting for them in "
+            "all_reduce #2",
+            "where the running ranks are:",
+        )
 
     def test_no_collective_at_all(self):
         self.hang("all_sleep", "; all 4 ranks still running\n", "where the running ranks are:", "no collective yet")

@@ -1,6 +1,7 @@
 """Tests that a verdict takes all of the evidence into account: no process."""
 
 import unittest
+from dataclasses import replace
 
 from kit.verdicts import report_on
 
@@ -42,6 +43,9 @@ class TestVerdict(unittest.TestCase):
         verdict = RankEvidence(tuple(shown), timed_out=True).verdict(CASE)
         self.assertEqual(verdict.culprit, 1)
         self.assertIn("timed out after 0.0 s; rank 1 of 3 gave no answer", verdict.failure.title)
+        both = tuple(replace(report, was_stopped=report.rank == 0) for report in shown)
+        title = RankEvidence(both, timed_out=True).verdict(CASE).failure.title
+        self.assertIn("rank 0 of 3 was stopped, as by SIGSTOP; rank 1 of 3 gave no answer", title)
         none = tuple(RankReport(rank, RankEnding.STOPPED) for rank in range(3))
         self.assertIn("all 3 ranks still running", RankEvidence(none, timed_out=True).verdict(CASE).failure.title)
 

@@ -42,6 +42,8 @@ class RankRecords:
         self.frozen: set[int] = set()
         # That something else has stopped, and that were still so when the time was over.
         self.found_stopped: set[int] = set()
+        # What the ranks that were running at the time-out answered before anything woke the others, if some did not.
+        self.before_stacks: dict[int, RawRecord | None] = {}
         paths = [log_of(run.job.directory, rank) for rank in range(run.job.world_size)]
         self.logs = logs_of(paths, run.job.sanitize)
 
@@ -131,17 +133,32 @@ class RankRecords:
     def _report_at_end(self, rank: int) -> RankReport:
         if rank in self.run.waiting:
             return RankReport(rank, RankEnding.UNSTARTED, ended=now())
-        has_ended = rank in self.answers or rank in self.run.exits
-        return self.report(rank) if has_ended else self._lost(rank)
+        if rank not in self.answers and rank not in self.run.exits:
+            return self._lost(rank)
+        report = self.report(rank)
+        if rank in self.before_stacks and report.ending is RankEnding.PASSED:
+            # It went on only since all were asked for their stacks.
+            return replace(report, ending=RankEnding.STOPPED, account=None)
+        return report
 
     def _collectives(self, rank: int, only_left: bool) -> RawRecord | None:
         """The collectives that a rank left, or reported when it was asked."""
+        if rank in self.before_stacks:
+            return self.before_stacks[rank]
         left = _read_record(self.left(rank))
         if left is not None or only_left:
             return left
-        reported = _read_record(content_of(self.run.job.recorder(rank)))
         # Persistent ranks have answered during earlier tests.
-        return reported if reported is not None and reported.at >= self.began else None
+        return self.answers_since([rank], self.began).get(rank)
+
+    def answers_since(self, ranks: Sequence[int], moment: float) -> dict[int, RawRecord]:
+        """The collectives that ranks have reported since then."""
+        answers = {}
+        for rank in ranks:
+            record = _read_record(content_of(self.run.job.recorder(rank)))
+            if record is not None and record.at >= moment:
+                answers[rank] = record
+        return answers
 
     def left(self, rank: int) -> bytes:
         """The collectives that a rank left at the end of its test."""

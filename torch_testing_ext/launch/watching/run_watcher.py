@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch_testing_ext._collectives.records.raw_records import RawRecord
 from torch_testing_ext._process import system
 from torch_testing_ext._tests.notes import note_memory
 from torch_testing_ext.faults import FaultPlan
@@ -26,6 +27,8 @@ from torch_testing_ext.launch.watching.rules import IN_TURNS, OWN_PROCESSES, Ran
 
 # Seconds between looks at the faults of a test.
 LOOK_AT_FAULTS = 0.05
+# Ranks answer in milliseconds, unless they hold the GIL or the machine is loaded.
+BETWEEN_READS, ANSWER_TIMEOUT = 0.03, 1.0
 
 
 def watch(
@@ -234,7 +237,21 @@ class RankWatcher:
         """Take the stacks and the flight recorders of the ranks that are pending."""
         ranks = [rank for rank in self.pending if not self.records.is_stopped_by_fault(rank)]
         self.records.found_stopped.update(rank for rank in ranks if system.is_stopped(self.run.pids[rank]))
+        if self.state.timed_out:
+            self._ask_before_stacks(ranks)
         self.run.dump(self.state.stacks_timeout, ranks)
+
+    def _ask_before_stacks(self, ranks: Sequence[int]) -> None:
+        """Note what ranks wait in, if some of them give no answer: the request for stacks may let those go on."""
+        since = now()
+        until = since + ANSWER_TIMEOUT
+        answers: dict[int, RawRecord] = {}
+        self.run.probe(ranks)
+        while len(answers) < len(ranks) and now() < until:
+            self.run.wait_for_event(min(now() + BETWEEN_READS, until))
+            answers = self.records.answers_since(ranks, since)
+        if answers and len(answers) < len(ranks):
+            self.records.before_stacks = {rank: answers.get(rank) for rank in ranks}
 
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
