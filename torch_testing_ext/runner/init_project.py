@@ -1,4 +1,4 @@
-"""`torchtest init`: finds a project's tests, writes the configuration and a job for CI, and runs the first test.
+"""`torchtest init`: finds a project's tests, writes the configuration and jobs for CI, and runs the first test.
 
 It overwrites nothing.
 """
@@ -29,16 +29,22 @@ Main = Callable[[Sequence[str], Path], int]
 
 def init(argv: Sequence[str], root: Path, main: Main) -> int:
     """Set the project up, and return the exit code of its first test. `main` is the runner."""
-    if list(argv) == ["--agents"]:
-        return _write_for_agents(root.resolve())
-    if argv:
-        if argv[0] not in ("-h", "--help"):
-            raise UsageError(f"init has no argument but --agents: leave out {argv[0]}")
-        print(f"usage: {user_commands.runner()} init [--agents]\n\n{_template('help.txt')}", end="")
-        return ExitCode.PASSED
+    root = root.resolve()
     try:
-        root = root.resolve()
-        files = _set_up(root)
+        match [word for argument in argv for word in argument.split("=", 1)]:
+            case []:
+                files = _set_up(root)
+            case ["--agents"]:
+                return _write_for_agents(root)
+            case ["--ci", *service] if not service or service in [[name] for name in _SERVICES]:
+                return _write_shards(root, service[0] if service else _service(root))
+            case ["-h" | "--help", *_]:
+                usage = f"init [--agents | --ci [{'|'.join(_SERVICES)}]]"
+                print(f"usage: {user_commands.runner()} {usage}\n\n{_template('help.txt')}", end="")
+                return ExitCode.PASSED
+            case words:
+                known = f"--agents and --ci [{'|'.join(_SERVICES)}]"
+                raise UsageError(f"init has no argument but {known}: leave out {words[-1]}")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"init: {error}") from None
     names = [relative_to(root, file) for file in files]
@@ -62,14 +68,38 @@ def _set_up(root: Path) -> list[Path]:
 
 def _write_for_agents(root: Path) -> int:
     """Write a page for programs that run tests and read failures; print it if there is one already."""
-    text = _template("agents.md")
-    file = root / "AGENTS.md"
-    try:
-        _write(file, text, root)
-    except OSError as error:
-        raise UsageError(f"init: {error}") from None
+    _write_or_show(root / "AGENTS.md", _template("agents.md"), root)
+    return ExitCode.PASSED
+
+
+def _write_or_show(file: Path, text: str, root: Path) -> None:
+    """Write a file; print the text if there is another one already."""
+    _write(file, text, root)
     if text_of(file) != text:
         print(f"\nTo add to it:\n\n{text}", end="")
+
+
+# Where each service of CI looks for its jobs.
+_SERVICES = {
+    "github": Path(".github", "workflows", "torchtest.yml"),
+    "gitlab": Path(".gitlab-ci.yml"),
+    "buildkite": Path(".buildkite", "pipeline.yml"),
+}
+
+
+def _service(root: Path) -> str:
+    """The service that the project uses, as far as its files say."""
+    return next((name for name, file in reversed(_SERVICES.items()) if (root / file.parts[0]).exists()), "github")
+
+
+def _write_shards(root: Path, service: str) -> int:
+    """Write jobs that run shards, merge their files, and fail at tests that never run."""
+    packages = _packages(root)
+    if packages is None:
+        return ExitCode.USAGE
+    jobs = _job(f"ci_{service}.yml", packages)
+    _write_or_show(root / _SERVICES[service], jobs, root)
+    _write(root / "known-holes.txt", _template("known_holes.txt"), root)
     return ExitCode.PASSED
 
 
@@ -102,11 +132,20 @@ def _write(file: Path, text: str, root: Path) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-_JOB = Path(".github", "workflows", "torchtest.yml")
-
-
 def _write_job(root: Path) -> None:
     """Write a job for CI, unless nobody knows from where it could install this package."""
+    packages = _packages(root)
+    if packages is not None:
+        _write(root / _SERVICES["github"], _job("torchtest.yml", packages), root)
+
+
+def _job(template: str, packages: str) -> str:
+    python = "{}.{}".format(*sys.version_info)
+    return Template(_template(template)).substitute(python=python, packages=packages)
+
+
+def _packages(root: Path) -> str | None:
+    """The words by which pip installs what the tests need; None, and a message, if nobody knows them."""
     needed = []
     if (root / "requirements.txt").exists():
         needed.append("-r requirements.txt")
@@ -124,13 +163,13 @@ def _write_job(root: Path) -> None:
     else:
         kit = _requirement()
         if kit is None:
-            print(f"no job {_JOB}: torch-testing-ext was installed from a file or folder of this machine")
+            print(
+                f"no job {_SERVICES['github']}: torch-testing-ext was installed from a file or folder of this machine"
+            )
             print("       add torch-testing-ext to your project's requirements, and run init again")
-            return
+            return None
         needed.append(f"'{kit}'")
-    python = "{}.{}".format(*sys.version_info)
-    job = Template(_template("torchtest.yml")).substitute(python=python, packages=" ".join(needed))
-    _write(root / _JOB, job, root)
+    return " ".join(needed)
 
 
 _IS_KIT = re.compile(r"\s*torch[-_.]testing[-_.]ext\s*(?:[\[@=<>~!;#]|$)", re.IGNORECASE)

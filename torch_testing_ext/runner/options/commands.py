@@ -23,7 +23,7 @@ class CommandSpec:
 # They read files of runs, and words of their own.
 OF_RUN_FILES = ("merge", "replay", "diff", "history", "census")
 COMMANDS = {
-    "init": CommandSpec("set up a project, and run its first test", "[--agents]"),
+    "init": CommandSpec("set up a project, and run its first test", "[--agents | --ci [SERVICE]]"),
     user_commands.SHOW: CommandSpec(
         "print the full reports of failures",
         "[options] [NAME ...]",

@@ -19,6 +19,7 @@ from kit.processes import ROOT
 
 from torch_testing_ext.runner import init_project
 from torch_testing_ext.runner.options import UsageError
+from torch_testing_ext.runner.run_files.known_holes import read_known_holes
 
 
 class InitTest(FolderCase):
@@ -190,10 +191,30 @@ class InitTest(FolderCase):
 
     def test_arguments(self):
         out, ran = self.init("--help")
-        self.assertIn("init [--agents]\n\nSet up the project", out)
+        self.assertIn("init [--agents | --ci [github|gitlab|buildkite]]\n\nSet up the project", out)
         self.assertEqual((ran, os.listdir(self.root)), ([], []))
-        with self.assertRaisesRegex(UsageError, "init has no argument but --agents: leave out x"):
-            self.init("x")
+        for words in (["x"], ["--ci", "x"], ["--ci=x"], ["--ci", "gitlab", "x"], ["--agents", "x"]):
+            with self.subTest(words), self.assertRaisesRegex(UsageError, "init has no argument but .*: leave out x"):
+                self.init(*words)
+
+    def test_jobs_for_the_service_that_the_project_uses(self):
+        self.write("requirements.txt", "torch-testing-ext\n")
+        for service, file, beside in (
+            ("github", ".github/workflows/torchtest.yml", "README.md"),
+            ("gitlab", ".gitlab-ci.yml", ".gitlab-ci.yml"),
+            ("buildkite", ".buildkite/pipeline.yml", ".buildkite/other.yml"),
+        ):
+            with self.subTest(service):
+                self.write(beside, "mine")
+                out, ran = self.init("--ci")
+                self.assertEqual(ran, [])
+                if beside == file:
+                    self.assertEqual(self.read(file), "mine")
+                    self.assertIn("torchtest census all.ttx --known known-holes.txt --max-new 0", out)
+                else:
+                    self.assertIn("torchtest census all.ttx", self.read(file))
+                self.assertEqual(read_known_holes(self.root / "known-holes.txt"), ())
+                (self.root / beside).unlink()
 
 
 if __name__ == "__main__":
