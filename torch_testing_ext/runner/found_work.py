@@ -103,7 +103,8 @@ def _planned(
     gone = chosen.selection.gone(discovered, chosen.known_files)
     warnings = each_once(found.warnings, site.warnings, discovery.warnings, unneeded, note, said, remarks, gone)
     left_out = _left_out(options, chosen, decisions, tests, to_run)
-    return Work(options, planned, failing, found.inventory, discovered, warnings, left_out)
+    is_empty = options.shard is not None and bool(selected or broken) and not (tests or in_shard)
+    return Work(options, planned, failing, found.inventory, discovered, warnings, left_out, is_empty)
 
 
 def _left_out(

@@ -56,6 +56,8 @@ class Work:
     warnings: tuple[str, ...]
     # What the options leave out.
     left_out: tuple[OmittedTest, ...] = ()
+    # Whether other shards have all tests that are selected.
+    is_empty_shard: bool = False
 
     @property
     def tests(self) -> tuple[Test, ...]:

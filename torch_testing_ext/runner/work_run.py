@@ -71,6 +71,7 @@ def run_tests(
 
     site: RunSite | None = None
     reporters: Reporters | None = None
+    work: Work | None = None
     with ExitStack() as owner:
         commit = CommitQuery(root)
         try:
@@ -97,7 +98,8 @@ def run_tests(
             # What is left only waits for processes to end: the next signal ends that.
             deferred.reason = "an earlier signal"
     code = exit_code(summary, options.allow_all_skipped)
-    if options.affected is not None and code is ExitCode.NOTHING_SELECTED:
+    may_be_nothing = options.affected is not None or (work is not None and work.is_empty_shard)
+    if may_be_nothing and code is ExitCode.NOTHING_SELECTED:
         code = ExitCode.PASSED
     return exit_code_with(reporters, code)
 
@@ -131,7 +133,9 @@ def _run_work(
         site, work.options, work.inventory, leases, queue, reporters, header, prepared.memory, prepared.others
     )
     nothing = []
-    if not work.tests and work.options.affected is None:
+    if work.is_empty_shard:
+        nothing.append("this shard is empty: the others have all tests")
+    elif not work.tests and work.options.affected is None:
         nothing.append("nothing is selected: no test matches")
     warnings = each_once(earlier.warnings, work.warnings, nothing, prepared.warnings)
     reporters.on_event(Collected(work.left_out))

@@ -55,6 +55,14 @@ class NothingToRunTest(unittest.TestCase):
         # Not by the server of the tests, which has imported what it needs already.
         self.how = {"cold": True, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
+    def test_a_shard_without_tests(self):
+        """There are fewer tests than shards: that is no fault of this one, unless no test is selected at all."""
+        self.write(test_good=CASE)
+        self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 0 skipped", "--shard=2/2")
+        run = self.run_test(ExitCode.PASSED, "0 passed, 0 failed, 0 skipped", "--shard=1/2")
+        self.assertIn("this shard is empty: the others have all tests", run.console)
+        self.run_test(ExitCode.NOTHING_SELECTED, "0 passed, 0 failed, 0 skipped", "--shard=1/2", "-k", "nothing")
+
     def test_tests_for_pytest_without_pytest(self):
         self.write(test_both=BOTH, test_good=CASE)
         self.without_pytest()
