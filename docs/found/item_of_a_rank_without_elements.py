@@ -1,7 +1,8 @@
 """DTensor: item() of a sharded tensor of one element raises in each rank that has none of it.
 
-The rank that holds the element gets it. So a loss that is a shard ends the training in all ranks but one, and the last
-one waits for the others in its next collective.
+The operator behind it, `_local_scalar_dense`, reads the local part, of which such a rank has none. The rank that holds
+the element gets it. So a loss that is a shard ends the training in all ranks but one, and the last one waits for the
+others in its next collective.
 
 Seen on torch 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
