@@ -1,7 +1,8 @@
 """Those parts of a build that pyproject.toml cannot say: the project's address, links that lead there, a whole sdist.
 
 The address is that of the repository in which the build runs on GitHub, or the https address of git's remote `origin`;
-in an sdist, that with which the sdist was built. Where there is none, the description has no links to files.
+in an sdist, that with which the sdist was built. Where there is none, the description has no links to files. Links to
+pages lead to the built documentation if the variable SITE_URL has its address.
 """
 
 import os
@@ -30,9 +31,8 @@ UNWANTED = shutil.ignore_patterns("__pycache__", "*.pyc", ".torch_testing_ext", 
 def address() -> str:
     if repository := os.environ.get("GITHUB_REPOSITORY"):
         return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
-    if (facts := HERE / "PKG-INFO").exists():
-        urls = message_from_string(facts.read_text(encoding="utf-8")).get_all("Project-URL", [])
-        return next((url.removeprefix("Source, ") for url in urls if url.startswith("Source, ")), "")
+    if (HERE / "PKG-INFO").exists():
+        return url_of_sdist("Source")
     try:
         command = ["git", "-C", str(HERE), "remote", "get-url", "origin"]
         remote = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -41,21 +41,38 @@ def address() -> str:
     return remote.removesuffix(".git").rstrip("/") if remote.startswith("https://") and "@" not in remote else ""
 
 
-def description(source: str) -> str:
+def url_of_sdist(name: str) -> str:
+    facts = HERE / "PKG-INFO"
+    urls = message_from_string(facts.read_text(encoding="utf-8")).get_all("Project-URL", []) if facts.exists() else []
+    return next((url.removeprefix(f"{name}, ") for url in urls if url.startswith(f"{name}, ")), "")
+
+
+def site(source: str) -> str:
+    if given := os.environ.get("SITE_URL", "").rstrip("/"):
+        return given
+    known = url_of_sdist("Documentation")
+    return "" if known.startswith(source) else known
+
+
+def description(source: str, site: str) -> str:
     readme = (HERE / "README.md").read_text(encoding="utf-8")
     readme = PICTURE.sub(rf"![\1]({source}/raw/HEAD/\2)\n\n" if source else "", readme)
     if source:
         readme = readme.replace("git+ADDRESS", f"git+{source}")
+    if site:
+        # As mkdocs names pages.
+        readme = re.sub(r"\]\((docs/[^)\s#]+)\.md(#[^)\s]*)?\)", rf"]({site}/\1/\2)", readme)
     return LINK.sub(rf"[\1]({source}/blob/HEAD/\2)" if source else r"\1", readme)
 
 
-def urls(source: str) -> dict[str, str]:
+def urls(source: str, site: str) -> dict[str, str]:
     pages = {
         "Documentation": "blob/HEAD/docs/get-started/install.md",
         "Changelog": "blob/HEAD/CHANGELOG.md",
         "Issues": "issues",
     }
-    return {"Source": source, **{name: f"{source}/{path}" for name, path in pages.items()}} if source else {}
+    found = {"Source": source, **{name: f"{source}/{path}" for name, path in pages.items()}} if source else {}
+    return {**found, "Documentation": site} if site else found
 
 
 class WholeSdist(sdist):
@@ -72,9 +89,10 @@ class WholeSdist(sdist):
 # setuptools would pack modules that an earlier build left there, although they are gone.
 shutil.rmtree(HERE / "build" / "lib", ignore_errors=True)
 SOURCE = address()
+SITE = site(SOURCE)
 setup(
     cmdclass={"sdist": WholeSdist},
-    long_description=description(SOURCE),
+    long_description=description(SOURCE, SITE),
     long_description_content_type="text/markdown",
-    project_urls=urls(SOURCE),
+    project_urls=urls(SOURCE, SITE),
 )

@@ -6,6 +6,7 @@ examples/ are outside of docs/, and their links are relative to where they are.
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -17,6 +18,13 @@ PAGES = ("*.md", "docs/**/*.md", "examples/*", "benchmarks/*.md", "patches/**/*.
 # Links lead to these files, which are shown as they are.
 OTHERS = ("LICENSE", "docs/found/**/*.py", "docs/pictures/*")
 NOT_HERE = {"SECURITY.md"}  # for GitHub's own pages
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Name the version that the site describes."""
+    (version,) = re.findall(r'(?m)^__version__ = "(.*)"$', (PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    config.site_name = f"{config.site_name} {version}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

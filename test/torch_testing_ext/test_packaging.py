@@ -29,6 +29,7 @@ except ModuleNotFoundError:  # before Python 3.11; pytest brings the same as a p
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 PAGES = [ROOT / "docs" / "get-started" / name for name in ("install.md", "ci.md")]
 ADDRESS = "https://github.com/someone/project"
+SITE = "https://someone.example.org/kit"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TEST = subject(__file__, "sum_of_ranks.py")
 
@@ -69,8 +70,9 @@ class PackageTest(unittest.TestCase):
     def build(cls, kind, source):
         """Build as pip and build do, by the backend; the last line that it prints is the name of the archive."""
         backend = f"import setuptools.build_meta as backend; print(backend.build_{kind}({str(cls.folder)!r}))"
-        # The wheel has the address from the sdist.
-        done = python("-c", backend, cwd=source, GITHUB_REPOSITORY="someone/project" if kind == "sdist" else "")
+        # The wheel has the addresses from the sdist.
+        given = {"GITHUB_REPOSITORY": "someone/project", "SITE_URL": f"{SITE}/"} if kind == "sdist" else {}
+        done = python("-c", backend, cwd=source, **{"GITHUB_REPOSITORY": "", "SITE_URL": "", **given})
         assert done.returncode == 0, done.stdout + done.stderr
         return cls.folder / done.stdout.splitlines()[-1]
 
@@ -136,6 +138,7 @@ class PackageTest(unittest.TestCase):
         facts = message_from_bytes((self.facts / "METADATA").read_bytes())
         urls = dict(url.split(", ") for url in facts.get_all("Project-URL"))
         self.assertEqual(urls["Source"], ADDRESS)
+        self.assertEqual(urls["Documentation"], SITE)
         self.assertEqual(set(urls), {"Source", "Documentation", "Changelog", "Issues"})
         text = facts.get_payload()
         self.assertIn(f'pip install pytest "torch-testing-ext[ui] @ git+{ADDRESS}"', text)
@@ -144,7 +147,10 @@ class PackageTest(unittest.TestCase):
         self.assertGreater(len(links), 20)
         for link in links:
             page = link.removeprefix(f"{ADDRESS}/blob/HEAD/").partition("#")[0]
+            if link.startswith(f"{SITE}/"):
+                page = link.removeprefix(f"{SITE}/").partition("#")[0].rstrip("/") + ".md"
             self.assertTrue(link.startswith("https://") and ((ROOT / page).exists() or page == link), link)
+        self.assertIn(f"{SITE}/docs/help/performance/", links)
 
     @pytest.mark.slow
     def test_the_plugin_is_loaded_once(self):
