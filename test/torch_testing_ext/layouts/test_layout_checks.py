@@ -220,6 +220,7 @@ class RefusalsTest(LayoutCase):
         with self.refused("@layouts needs layouts", TypeError):
             layouts(by_hand())
 
+    @pytest.mark.slow
     def test_the_reference(self):
         for text, train in (
             ("all gradients are zero", lambda layout: trains(ones(), layout, lambda p, batch: (p * batch * 0).sum())),
@@ -242,6 +243,7 @@ class RefusalsTest(LayoutCase):
             with self.subTest(text), self.refused(text):
                 check_layouts(train, "dp=2")
 
+    @pytest.mark.slow
     def test_layouts_that_say_nothing(self):
         with self.refused("pp=2 cuts nothing: its ranks have the same samples and the same parameters"):
             check_layouts(by_hand(), "pp=2")
@@ -264,6 +266,7 @@ class RefusalsTest(LayoutCase):
         with self.refused("'tp=2' is given twice", ValueError):
             check_layouts(by_hand(), "tp=2", "dp=2", "tp=2")
 
+    @pytest.mark.slow
     def test_meshes(self):
         def uses(sizes, names):
             def train(layout):
