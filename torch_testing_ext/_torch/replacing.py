@@ -169,13 +169,15 @@ TABLE: Mapping[str, Purpose] = {
         lasts=True,
     ),
     "NCCL in a world": Purpose("refuses NCCL in a whole world", {"torch.cuda.nccl": _NCCL}, lasts=True),
-    "waits for devices in a world": Purpose(
-        "hears who waits for all operations of a whole world",
-        {f"torch.{name}": ("synchronize",) for name in ("cuda", "accelerator", "xpu")},
-        lasts=True,
+    "waits for devices": Purpose(
+        "hears who waits for a device, in a block of traffic and in a whole world",
+        {
+            **{f"torch.{name}": ("synchronize",) for name in ("cuda", "accelerator", "xpu", "mps")},
+            **{f"torch.cuda.{name}": ("synchronize",) for name in ("Stream", "Event")},
+        },
     ),
-    "memory in a world": Purpose(
-        "counts what FSDP frees in a whole world", {"torch.UntypedStorage": ("resize_",)}, lasts=True
+    "sizes of storages": Purpose(
+        "counts what FSDP frees, in a block of traffic and in a whole world", {"torch.UntypedStorage": ("resize_",)}
     ),
     "copies in a world": Purpose(
         "hears of values that go to the host in a whole world", {"torch.Tensor": ("cpu",)}, lasts=True

@@ -55,6 +55,9 @@ def program_places(innermost: FrameType | None) -> Iterator[tuple[str, int, str]
 
 _DISTRIBUTED = "distributed_c10d.py"
 _MODULE = os.path.join("nn", "modules", "module.py")
+_OF_FSDP2 = os.path.join("_fully_shard", "_fsdp_collectives.py")
+# The frames between an operation and the function of FSDP2 that calls for it, at most.
+_TO_FSDP2 = 6
 AROUND_CALLS = (_DISTRIBUTED, "c10d_logger.py")
 # The functions of torch that tell ranks without inputs that this one goes on: 2.11 to 2.15.
 FOR_JOIN = {
@@ -126,6 +129,17 @@ def is_of_reducer(issuer: Any) -> bool:
     `_engine_run_backward`: 2.11 to 2.15.
     """
     return issuer is not None and issuer.f_code.co_name == "_engine_run_backward"
+
+
+def is_of_fsdp2(issuer: Any) -> bool:
+    """Whether FSDP2 issues the operation: in a stream of its own, for which it waits later. 2.11 to 2.15."""
+    for _ in range(_TO_FSDP2):
+        if issuer is None:
+            return False
+        if issuer.f_code.co_filename.endswith(_OF_FSDP2):
+            return True
+        issuer = issuer.f_back
+    return False
 
 
 def call_of_objects(frame: Any) -> str:

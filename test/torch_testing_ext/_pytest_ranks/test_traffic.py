@@ -25,6 +25,14 @@ FAULTS = {
     "break_of_the_graph": r"world +all_reduce +2 calls, budget 1",
     "item_each_step": r"1 by item\(\) at ",
     "gathered_between_nodes": r"all_gather at ",
+    "waited_at_once": r"0\.0 \(1 without: all_reduce at ",
+    "functional_waited_at_once": r"0\.0 \(1 without: all_reduce at ",
+    "buckets_in_one": r"0\.0 \(1 without: all_reduce at ",
+    "prefetch_lost": r"\d without: all_gather_into_tensor at ",
+    "not_resharded": r"\d+ < 133120",
+    "activations_kept": r"\d+ < 600000",
+    "synchronized_each_step": r"1 by synchronize\(\) at ",
+    "microbatch_sent_twice": r"world +(send|recv) +4 calls, budget 2",
 }
 
 

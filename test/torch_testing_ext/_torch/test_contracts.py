@@ -205,8 +205,8 @@ def test_schema_says_what_is_written():
     """An operation's schema says which arguments it writes, and which results are views."""
     arguments = torch.ops.aten.add_.Tensor._schema.arguments
     assert arguments[0].alias_info.is_write and arguments[1].alias_info is None
-    assert tensor_uses._is_view(torch.ops.aten.view.default)
-    assert not tensor_uses._is_view(torch.ops.aten.add_.Tensor)
+    assert tensor_uses.is_view(torch.ops.aten.view.default)
+    assert not tensor_uses.is_view(torch.ops.aten.add_.Tensor)
     assert tensor_uses.name_of(torch.ops.aten.equal.default) == "aten::equal"
     assert torch.ops._c10d_functional.wait_tensor.default._schema.name.endswith("wait_tensor")
 

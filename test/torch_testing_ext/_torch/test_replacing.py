@@ -47,7 +47,7 @@ def test_an_error_restores():
 def test_any_order(order):
     """What was replaced since then stays, without the layer below it."""
     said, before = [], torch.UntypedStorage.resize_
-    layers = [Replacement("memory in a world", adding(text, said)) for text in "abc"]
+    layers = [Replacement("sizes of storages", adding(text, said)) for text in "abc"]
     torch.ones(1).untyped_storage().resize_(4)
     assert said == ["c", "b", "a"]
     left = {0: "a", 1: "b", 2: "c"}
@@ -115,7 +115,7 @@ def test_functions_of_the_program(other):
 def test_names_of_owners():
     """Of classes and modules in which a program is not expected to replace anything."""
     for purpose, name in (
-        ("memory in a world", "torch.storage.UntypedStorage.resize_"),
+        ("sizes of storages", "torch.storage.UntypedStorage.resize_"),
         ("differences of tensors", "torch.testing._comparison.not_close_error_metas"),
     ):
         layer = Replacement(purpose, adding("a", []))

@@ -33,6 +33,21 @@ class Amount(int):
         return int, (int(self),)
 
 
+class Share(float):
+    """A part of a whole, from 0 to 1, that tells in its representation what is not of it."""
+
+    lines: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        number = float.__repr__(self)
+        return f"{number} ({'; '.join(self.lines)})" if self.lines else number
+
+    __str__ = float.__repr__
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        return float, (float(self),)
+
+
 class RankFacts:
     """All that one rank has issued, after the fact."""
 

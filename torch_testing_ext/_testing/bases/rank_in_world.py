@@ -33,7 +33,7 @@ from torch_testing_ext._tests.source_files import is_library
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook, watched_waits
-from torch_testing_ext._torch.replacing import replace_for_good
+from torch_testing_ext._torch.replacing import Replacement, replace_for_good
 from torch_testing_ext._torch.tensors import tensor_comparison, tensor_reads
 from torch_testing_ext.launch.jobs import log_of
 
@@ -139,8 +139,8 @@ class RankInWorld:
         hears = watched_waits.WaitListener(self._on_wait_for_work, None, self, self._works.wait_is_over)
         watched_waits.hooks.tell(hears)
         tensor_reads.listen_to_reads(self.uses)
-        replace_for_good("waits for devices in a world", lambda name, wait: self.uses.synchronize)
-        replace_for_good("memory in a world", lambda name, resize: self.uses.watched_resize(resize))
+        Replacement("waits for devices", lambda name, wait: self.uses.synchronize)
+        Replacement("sizes of storages", lambda name, resize: self.uses.watched_resize(resize))
         replace_for_good("copies in a world", lambda name, copy: self.uses.watched_copy(copy))
         if not judges:
             self.uses.leave_assertions(unittest.TestCase)

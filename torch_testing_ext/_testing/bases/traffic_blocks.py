@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from torch import nn
 
 from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, updated
 from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
-from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, has_name
+from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogReader, LogWriter
 from torch_testing_ext._process.locks import open_locked
+from torch_testing_ext._testing.bases.block_uses import BlockUses, IssuedWorks, followed
 from torch_testing_ext._torch.groups import dataless_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.replacing import replaced
 from torch_testing_ext._torch.tensors import tensor_reads
 from torch_testing_ext._torch.torch_frames import is_of_program, modules_of
 from torch_testing_ext.launch import current_context
@@ -45,12 +48,15 @@ class SeenTraffic(RankFacts):
     def __init__(self) -> None:
         super().__init__(RankRecord(0, {}, {}, True, None))
         self._waits: Counter[str] = Counter()
+        self._overlapped: frozenset[int] = frozenset()
+        self._memory = 0
         self._is_over = False
 
-    def end(self, record: RankRecord, modules: Mapping[int, str], waits: Counter[str]) -> None:
+    def end(self, record: RankRecord, observer: _Observer, uses: BlockUses) -> None:
         """The block has ended."""
-        super().__init__(record, modules)
-        self._waits, self._is_over = waits, True
+        super().__init__(record, observer.modules)
+        self._waits, self._overlapped, self._memory = observer.waits, uses.overlapped(), uses.most
+        self._is_over = True
 
     def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
         self._require_end()
@@ -64,11 +70,31 @@ class SeenTraffic(RankFacts):
 
     @property
     def host_waits(self) -> Amount:
-        """The number of times that the program has read the value of a tensor: item(), tolist(), bool() and so on."""
+        """How often the program has waited for a device: item(), tolist(), bool(), synchronize() and so on."""
         self._require_end()
         amount = Amount(self._waits.total())
         amount.lines = tuple(f"{number} by {place}" for place, number in self._waits.most_common())
         return amount
+
+    def overlapped(self, group: str | None = None, op: str | None = None) -> Share:
+        """The part of the bytes of these calls that is on its way while the rank computes: from 0 to 1.
+
+        It follows from the order of what is issued, and not from times: a call counts if the rank issues computation
+        before it waits for it.
+        """
+        calls = list(self.issued(group, op))
+        if not any(map(bytes_of, calls)):
+            raise ValueError("the block issues no such call, which could overlap with computation")
+        alone = [call for call in calls if call.order not in self._overlapped]
+        share = Share(1 - sum(map(bytes_of, alone)) / sum(map(bytes_of, calls)))
+        places = Counter(f"{call.kind} at {self.place_of(call)}" for call in alone)
+        share.lines = tuple(f"{number} without: {place}" for place, number in places.most_common())
+        return share
+
+    def memory(self) -> Amount:
+        """The most bytes that the tensors which the block makes or uses have at once."""
+        self._require_end()
+        return Amount(self._memory)
 
     def between_nodes(self, group: str | None = None, op: str | None = None) -> Amount:
         """Add up the bytes that this rank handed over to calls in groups with members on several nodes."""
@@ -160,6 +186,18 @@ class _Observer(Check):
     def on_alias(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
         """It has the same storage."""
 
+    def synchronizing(self, name: str, method: Any) -> Any:
+        """A function by which the host waits for a device, counted where the program calls it."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            frame: Any = sys._getframe(1)
+            if is_of_program(frame.f_code.co_filename):
+                self.waits[f"{name}() at {frame.f_code.co_filename}:{frame.f_lineno}"] += 1
+            return method(*args, **kwargs)
+
+        return call
+
 
 @contextmanager
 def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
@@ -179,17 +217,18 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
         raise TrafficError("blocks of traffic cannot be nested: end the one before")
     was_installed = hook.is_installed
     hook.install()
-    seen, observer = SeenTraffic(), _Observer(model)
+    seen, observer, uses = SeenTraffic(), _Observer(model), BlockUses()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "traffic")
-        recorder = CallRecorder(LogWriter(path), [observer], without_data=True)
+        recorder = CallRecorder(LogWriter(path), [observer, IssuedWorks(uses)], without_data=True)
         watched_groups.note_living_groups()
         recorder.note_groups()
         hook.observer = recorder
         tensor_reads.listen_to_reads(observer)
         try:
             dataless_groups.issue_without_peers()
-            yield seen
+            with replaced("waits for devices", observer.synchronizing), followed(uses):
+                yield seen
         finally:
             hook.observer = None
             tensor_reads.stop_listening_to_reads(observer)
@@ -202,4 +241,4 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
         raise TrafficError("the block has issued more calls than a log has room for: record a shorter part")
     if not observer.numbers:
         raise TrafficError("the block's own call was not seen, so that nothing can be told of the others")
-    seen.end(content.record(_place_in_world()[0]), observer.modules, observer.waits)
+    seen.end(content.record(_place_in_world()[0]), observer, uses)

@@ -21,7 +21,8 @@ from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors
 
-_DTENSOR = "torch.distributed.tensor"
+# Their operations are seen as those on their parts.
+_OUTER = ("torch.distributed.tensor", "torch.distributed._functional_collectives")
 
 
 class WaitLog(Check):
@@ -125,6 +126,10 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         for tensor in outputs:
             self._hold(tensor, number)
 
+    def issuer_of(self, tensor: torch.Tensor) -> int | None:
+        """The latest call that the values of a tensor depend on."""
+        return self._depends.get(_storage(tensor))
+
     def waited(self, work: Any) -> None:
         """Somebody waits for a work."""
         _, number = self._works.pop(id(work), (None, None))
@@ -190,7 +195,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
     # -- operations
 
     def leaves(self, types: Any) -> bool:
-        return any(kind.__module__.startswith(_DTENSOR) for kind in types)
+        return any(kind.__module__.startswith(_OUTER) for kind in types)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if tensor_uses.name_of(func) == "aten::equal":

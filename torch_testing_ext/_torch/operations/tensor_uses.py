@@ -29,7 +29,7 @@ class TensorUses(TorchDispatchMode):
     def on_call(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if self.leaves(types):
             return NotImplemented
-        if self._on_use and not func.namespace.startswith(("c10d", "_c10d")) and not _is_view(func):
+        if self._on_use and not func.namespace.startswith(("c10d", "_c10d")) and not is_view(func):
             read: list[torch.Tensor] = []
             written: list[torch.Tensor] = []
             for at, argument in enumerate(func._schema.arguments):
@@ -38,6 +38,7 @@ class TensorUses(TorchDispatchMode):
                 tensors = (leaf for leaf in pytrees.tree_leaves(value) if isinstance(leaf, torch.Tensor))
                 (written if is_written else read).extend(tensors)
             self._on_use(str(func).removesuffix(".default"), read, written)
+        self.before(func, args, kwargs)
         result = func(*args, **kwargs)
         self.after(func, args, kwargs, result)
         return result
@@ -45,6 +46,9 @@ class TensorUses(TorchDispatchMode):
     def leaves(self, types: Any) -> bool:
         """Whether an operation on tensors of these classes is left to them. Operations on their parts follow."""
         return False
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An operation is about to run, be it a view or a collective."""
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operation has run, be it a view or a collective."""
@@ -72,6 +76,7 @@ def name_of(func: Any) -> str:
 
 
 @functools.cache
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
+    """Whether an operation only gives another view of a tensor."""
     aliases = [result.alias_info for result in func._schema.returns if result.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)

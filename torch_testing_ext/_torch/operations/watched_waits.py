@@ -45,20 +45,20 @@ class WaitListener:
     on_waited: Callable[[Any, bool], None] | None = None
 
 
-_NOBODY = WaitListener()
+NOBODY = WaitListener()
 
 
 class WaitHooks:
     """The hooks of this process. Without a listener, the methods of works are as they were."""
 
     def __init__(self) -> None:
-        self.listener = _NOBODY
+        self.listener = NOBODY
         # While somebody listens.
         self._replaced: list[Replacement] = []
 
     def tell(self, listener: WaitListener | None) -> None:
         """Tell of each wait from now on. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
-        self.listener = listener or _NOBODY
+        self.listener = listener or NOBODY
         if listener is None:
             while self._replaced:
                 self._replaced.pop().undo()

@@ -1,7 +1,8 @@
 """Steps of training, sound or with planted faults, whose traffic is compared with budgets."""
 
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -179,3 +181,127 @@ def test_gathered_between_nodes(dist_env, traffic):
     with traffic() as seen:
         dist.all_gather([torch.empty(4)] * 2, torch.ones(4), group=across if IS_FAULTY else within)
     assert seen.between_nodes() == 0
+
+
+@pytest.mark.world_size(2)
+def test_waited_at_once(dist_env, traffic):
+    weight, gradient = torch.ones(4, 4), torch.ones(8)
+
+    def step():
+        work = dist.all_reduce(gradient, async_op=True)
+        if IS_FAULTY:
+            work.wait()
+        weight @ weight
+        if not IS_FAULTY:
+            work.wait()
+
+    assert compare(step, traffic, None, "at_once").overlapped("world", "all_reduce") == 1
+
+
+@pytest.mark.world_size(2)
+def test_functional_waited_at_once(dist_env, traffic):
+    weight, gradient = torch.ones(4, 4), torch.ones(8)
+
+    def step():
+        reduced = functional.all_reduce(gradient, "sum", dist.group.WORLD)
+        if IS_FAULTY:
+            reduced = reduced + 1
+        weight @ weight
+        return reduced + 1
+
+    assert compare(step, traffic, None, "functional").overlapped() == 1
+
+
+@pytest.mark.world_size(2)
+def test_buckets_in_one(dist_env, traffic):
+    """The last bucket has no backward pass beside it."""
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(8)])
+    model = DistributedDataParallel(model, bucket_cap_mb=25 if IS_FAULTY else 0.005)
+
+    def step():
+        model(torch.ones(4, 32)).sum().backward()
+
+    step()
+    step()
+    with traffic(model) as seen:
+        step()
+    assert seen.overlapped("world", "all_reduce") >= 0.8
+
+
+def sharded(prefetches=True, reshards=True):
+    layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=reshards)
+    fully_shard(layers, reshard_after_forward=reshards)
+    if prefetches:
+        for layer, following in pairwise(layers):
+            layer.set_modules_to_forward_prefetch([following])
+    return layers
+
+
+@pytest.mark.world_size(2)
+def test_prefetch_lost(dist_env, traffic):
+    model = sharded(prefetches=not IS_FAULTY)
+    seen = compare(lambda: model(torch.ones(4, 64)).sum().backward(), traffic, model, "prefetch")
+    assert seen.overlapped(op="reduce_scatter_tensor") > 0.8
+    assert seen.overlapped(op="all_gather_into_tensor") > 0.8
+
+
+@pytest.mark.world_size(2)
+def test_not_resharded(dist_env, traffic):
+    model = sharded(reshards=not IS_FAULTY)
+
+    def step():
+        model(torch.ones(4, 64)).sum().backward()
+
+    step()
+    step()
+    with traffic(model) as seen:
+        step()
+    # Of all layers without a shard: 133,120 bytes.
+    assert seen.memory() < 133_120
+
+
+@pytest.mark.world_size(2)
+def test_activations_kept(dist_env, traffic):
+    layers = [nn.Linear(16, 16) for _ in range(8)]
+
+    def step():
+        x = torch.ones(512, 16)
+        for layer in layers:
+            x = layer(x) if IS_FAULTY else checkpoint(layer, x, use_reentrant=False)
+            x = x.relu() if IS_FAULTY else checkpoint(torch.relu, x, use_reentrant=False)
+        x.sum().backward()
+        dist.all_reduce(x.detach().sum())
+
+    step()
+    with traffic() as seen:
+        step()
+    assert seen.memory() < 600_000
+
+
+@pytest.mark.world_size(2)
+def test_synchronized_each_step(dist_env, traffic):
+    def step():
+        dist.all_reduce(torch.ones(2))
+        if IS_FAULTY:
+            # It counts without a device, too.
+            with suppress(AssertionError, RuntimeError):
+                torch.cuda.synchronize()
+
+    assert compare(step, traffic, None, "synchronize").host_waits == 0
+
+
+@pytest.mark.world_size(2)
+def test_microbatch_sent_twice(dist_env, traffic):
+    stage = PipelineStage(nn.Linear(8, 8), dist_env.rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4 if IS_FAULTY else 2, loss_fn=lambda out, target: (out - target).square().sum())
+
+    def step():
+        if dist_env.rank == 0:
+            schedule.step(torch.ones(4, 8))
+        else:
+            schedule.step(target=torch.zeros(4, 8))
+
+    seen = compare(step, traffic, None, "pipeline")
+    assert seen.bytes(op="send") == 128

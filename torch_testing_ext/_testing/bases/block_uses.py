@@ -1,0 +1,134 @@
+"""What a rank computes and holds in a block: bytes of tensors, and calls that are on their way meanwhile."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.flop_counter import flop_registry
+
+from torch_testing_ext._collectives.sanitizer.operation_checks import Check, outputs_of
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL
+from torch_testing_ext._testing.bases.world_values import RankUses
+from torch_testing_ext._torch import torch_frames
+from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
+from torch_testing_ext._torch.operations.operation_hook import OpSpec
+from torch_testing_ext._torch.replacing import replaced
+from torch_testing_ext._torch.tensors import nested_tensors
+
+# Operations that only bring values elsewhere, as those do which prepare a call.
+_MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("copy_", "_foreach_copy_", "_to_copy", "clone", "detach", "contiguous", "lift_fresh", "resize_", "set_"),
+        *("cat", "stack", "split_with_sizes_copy", "chunk_cat", "_chunk_cat", "zero_", "fill_", "zeros_like"),
+        *("empty_like", "ones_like", "new_empty", "new_zeros", "item", "_local_scalar_dense", "equal", "is_nonzero"),
+    )
+)
+
+
+class BlockUses(RankUses):  # type: ignore[misc]
+    """Follows the tensors and operations of a block. Compiled code stays compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(self.wait_over, lambda kind, text: None)
+        # Kernels that compute, and those among them that multiply matrices and the like.
+        self._kernels = self._products = 0
+        # Both, when a call was issued for which nobody has waited yet.
+        self._open: dict[int, tuple[int, int]] = {}
+        # Gathers of FSDP2, whose outputs nobody has used yet, and its latest reductions, by their kinds.
+        self._unused: set[int] = set()
+        self._reductions: dict[str, int] = {}
+        # Both, between the issue of a call and the first wait for it.
+        self._meanwhile: dict[int, tuple[int, int]] = {}
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Torch's compiler need not keep out (2.11 to 2.15)."""
+        return True
+
+    def issued(self, number: int, work: Any, outputs: Any) -> None:
+        self._open[number] = self._kernels, self._products
+        super().issued(number, work, outputs)
+
+    def issued_by_fsdp2(self, number: int, spec: OpSpec) -> None:
+        """FSDP2 waits when it uses what is gathered, and for a reduction before the next one of its kind."""
+        if spec.op is None:
+            self._unused.add(number)
+            return
+        if spec.kind in self._reductions:
+            self.wait_over(self._reductions[spec.kind])
+        self._reductions[spec.kind] = number
+        self.awaited_after_backward(number)
+
+    def wait_over(self, number: int) -> None:
+        """Somebody waits for a call, or for all."""
+        for each in list(self._open) if number == ALL else [number]:
+            kernels, products = self._open.pop(each, (None, 0))
+            if kernels is not None:
+                self._meanwhile[each] = self._kernels - kernels, self._products - products
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        if self._unused and not tensor_uses.is_view(func):
+            for number in {self.issuer_of(tensor) for tensor in nested_tensors.tensors_in((args, kwargs))}:
+                if number in self._unused:
+                    self._unused.discard(number)
+                    self.wait_over(number)
+
+    def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        name = tensor_uses.name_of(func)
+        if func.namespace == "aten" and name not in _MOVES and not tensor_uses.is_view(func):
+            given = nested_tensors.tensors_in((args, kwargs))
+            if any(tensor.is_floating_point() or tensor.is_complex() for tensor in given):
+                self._kernels += 1
+                self._products += func._overloadpacket in flop_registry
+        super().after(func, args, kwargs, result)
+
+    def overlapped(self) -> frozenset[int]:
+        """The calls, by their numbers, that are on their way while the rank computes.
+
+        Where the block multiplies matrices, only such computation counts.
+        """
+        self.wait_over(ALL)
+        at = 1 if self._products else 0
+        return frozenset(number for number, between in self._meanwhile.items() if between[at])
+
+
+class IssuedWorks(Check):
+    """Tells which call has issued which work."""
+
+    wants_results = True
+
+    def __init__(self, uses: BlockUses):
+        self._uses = uses
+
+    def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
+        is_awaited = operation_hook.is_synchronous(spec, args)
+        self._uses.issued(number, None if is_awaited else works.work_of(result), outputs_of(spec, args))
+        issuer = torch_frames.issuer_of(sys._getframe(2))
+        if torch_frames.is_of_fsdp2(issuer):
+            self._uses.issued_by_fsdp2(number, spec)
+        elif is_awaited:
+            self._uses.wait_over(number)
+        elif torch_frames.is_of_reducer(issuer):
+            self._uses.awaited_after_backward(number)
+
+
+@contextmanager
+def followed(uses: BlockUses) -> Iterator[None]:
+    """Follow operations and waits in this context, beside who does that already."""
+    outer = watched_waits.hooks.listener
+
+    def on_wait(work: Any) -> None:
+        uses.waited(work)
+        if outer.on_wait is not None:
+            outer.on_wait(work)
+
+    watched_waits.hooks.tell(watched_waits.WaitListener(on_wait, outer.on_error, outer.futures, outer.on_waited))
+    try:
+        with replaced("sizes of storages", lambda name, resize: uses.watched_resize(resize)), uses:
+            yield
+    finally:
+        watched_waits.hooks.tell(None if outer is watched_waits.NOBODY else outer)
