@@ -29,7 +29,7 @@ _MOVES = frozenset(
 )
 
 
-class BlockUses(RankUses):  # type: ignore[misc]
+class BlockUses(RankUses):  # type: ignore[no-untyped-call]
     """Follows the tensors and operations of a block. Compiled code stays compiled."""
 
     def __init__(self) -> None:

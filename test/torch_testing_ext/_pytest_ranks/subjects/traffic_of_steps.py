@@ -225,7 +225,7 @@ def test_buckets_in_one(dist_env, traffic):
     step()
     with traffic(model) as seen:
         step()
-    assert seen.overlapped("world", "all_reduce") >= 0.8
+    assert seen.overlapped("world", "all_reduce") >= 0.7
 
 
 def sharded(prefetches=True, reshards=True):
@@ -264,20 +264,22 @@ def test_not_resharded(dist_env, traffic):
 
 @pytest.mark.world_size(2)
 def test_activations_kept(dist_env, traffic):
-    layers = [nn.Linear(16, 16) for _ in range(8)]
+    def block():
+        return nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(16, 16), nn.ReLU())])
+
+    blocks = [block() for _ in range(4)]
 
     def step():
         x = torch.ones(512, 16)
-        for layer in layers:
-            x = layer(x) if IS_FAULTY else checkpoint(layer, x, use_reentrant=False)
-            x = x.relu() if IS_FAULTY else checkpoint(torch.relu, x, use_reentrant=False)
+        for each in blocks:
+            x = each(x) if IS_FAULTY else checkpoint(each, x, use_reentrant=False)
         x.sum().backward()
         dist.all_reduce(x.detach().sum())
 
     step()
     with traffic() as seen:
         step()
-    assert seen.memory() < 600_000
+    assert seen.memory() < 500_000
 
 
 @pytest.mark.world_size(2)
