@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.flop_counter import flop_registry
-
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check, outputs_of
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import ALL
 from torch_testing_ext._testing.bases.world_values import RankUses
@@ -17,16 +15,6 @@ from torch_testing_ext._torch.operations import operation_hook, tensor_uses, wat
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.replacing import replaced
 from torch_testing_ext._torch.tensors import nested_tensors
-
-# Operations that only bring values elsewhere, as those do which prepare a call.
-_MOVES = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("copy_", "_foreach_copy_", "_to_copy", "clone", "detach", "contiguous", "lift_fresh", "resize_", "set_"),
-        *("cat", "stack", "split_with_sizes_copy", "chunk_cat", "_chunk_cat", "zero_", "fill_", "zeros_like"),
-        *("empty_like", "ones_like", "new_empty", "new_zeros", "item", "_local_scalar_dense", "equal", "is_nonzero"),
-    )
-)
 
 
 class BlockUses(RankUses):  # type: ignore[no-untyped-call]
@@ -78,12 +66,11 @@ class BlockUses(RankUses):  # type: ignore[no-untyped-call]
                     self.wait_over(number)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        name = tensor_uses.name_of(func)
-        if func.namespace == "aten" and name not in _MOVES and not tensor_uses.is_view(func):
+        if tensor_uses.computes(func):
             given = nested_tensors.tensors_in((args, kwargs))
             if any(tensor.is_floating_point() or tensor.is_complex() for tensor in given):
                 self._kernels += 1
-                self._products += func._overloadpacket in flop_registry
+                self._products += tensor_uses.multiplies(func)
         super().after(func, args, kwargs, result)
 
     def overlapped(self) -> frozenset[int]:

@@ -21,9 +21,6 @@ from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.operations.tensor_uses import TensorUses
 from torch_testing_ext._torch.tensors import nested_tensors
 
-# Their operations are seen as those on their parts.
-_OUTER = ("torch.distributed.tensor", "torch.distributed._functional_collectives")
-
 
 class WaitLog(Check):
     """Tells which operation has issued which work and written which tensors."""
@@ -195,7 +192,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
     # -- operations
 
     def leaves(self, types: Any) -> bool:
-        return any(kind.__module__.startswith(_OUTER) for kind in types)
+        return any(kind.__module__.startswith(tensor_uses.OUTER) for kind in types)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if tensor_uses.name_of(func) == "aten::equal":

@@ -12,6 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_testing_ext._torch.tensors import pytrees
 
+# The modules of tensors whose operations are seen as those on their parts. 2.11 to 2.15.
+OUTER = ("torch.distributed.tensor", "torch.distributed._functional_collectives")
+
 
 class TensorUses(TorchDispatchMode):
     """Reports for each operation of this thread, before it runs, which tensors it reads and which it writes.
@@ -80,3 +83,29 @@ def is_view(func: Any) -> bool:
     """Whether an operation only gives another view of a tensor."""
     aliases = [result.alias_info for result in func._schema.returns if result.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+# Operations that only bring values elsewhere, as those do which prepare a call.
+_MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("copy_", "_foreach_copy_", "_to_copy", "clone", "detach", "contiguous", "lift_fresh", "resize_", "set_"),
+        *("cat", "stack", "split_with_sizes_copy", "_chunk_cat", "zero_", "fill_", "zeros_like", "empty_like"),
+        *("ones_like", "new_empty", "new_zeros", "item", "_local_scalar_dense", "equal", "is_nonzero"),
+    )
+)
+
+
+def computes(func: Any) -> bool:
+    """Whether an operation computes, if it is given numbers: it is no view, and brings values not only elsewhere."""
+    return func.namespace == "aten" and name_of(func) not in _MOVES and not is_view(func)
+
+
+def multiplies(func: Any) -> bool:
+    """Whether torch counts the floating-point operations of this one: products and convolutions.
+
+    `_overloadpacket`, `flop_registry`: 2.11 to 2.15.
+    """
+    from torch.utils.flop_counter import flop_registry
+
+    return func._overloadpacket in flop_registry
