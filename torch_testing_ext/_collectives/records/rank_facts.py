@@ -67,6 +67,15 @@ class RankFacts:
         """Add up the bytes that the rank handed over as inputs of these calls."""
         return self._amount_of_bytes(self.issued(group, op))
 
+    def bytes_across(self, ranks_of_node: int, group: str | None = None, op: str | None = None) -> Amount:
+        """Add up the bytes handed over in groups with members on several nodes, of so many ranks each."""
+        chosen = set(map(id, self.issued(group, op)))
+        return self._amount_of_bytes(
+            call
+            for known, call in self.with_groups()
+            if id(call) in chosen and len({member // ranks_of_node for member in known.members}) > 1
+        )
+
     def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
         """Yield the calls in groups of a name, of one operation."""
         calls = [call for known, call in self.with_groups() if group is None or has_name(known, group)]

@@ -99,14 +99,9 @@ class SeenTraffic(RankFacts):
     def between_nodes(self, group: str | None = None, op: str | None = None) -> Amount:
         """Add up the bytes that this rank handed over to calls in groups with members on several nodes."""
         context = current_context()
-        per_node = sys.maxsize if context is None else context.world_size // context.nodes.count
-        chosen = set(map(id, self.issued(group, op)))
-        across = (
-            call
-            for known, call in self.with_groups()
-            if id(call) in chosen and len({member // per_node for member in known.members}) > 1
+        return self.bytes_across(
+            sys.maxsize if context is None else context.world_size // context.nodes.count, group, op
         )
-        return self._amount_of_bytes(across)
 
     def within(self, path: str | os.PathLike[str]) -> None:
         """Compare with the budget in a file, or write that with --update-budgets. Raises AssertionError."""

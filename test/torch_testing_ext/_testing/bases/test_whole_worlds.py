@@ -250,6 +250,18 @@ class FactsTest(TestCase):
         self.assertEqual(world.bytes(op="broadcast"), [0] * 8)
         self.assertEqual(world.longest_chain, 2)
 
+    def test_groups_within_and_across_nodes(self):
+        """Neighbours are a group of tp, so that only dp crosses nodes of two ranks."""
+        world = check_world(programs.step_in_two_dimensions, 8)
+        self.assertEqual(world.between_nodes(4, "tp"), [0] * 8)
+        self.assertEqual(world.between_nodes(4), world.bytes("dp"))
+        self.assertEqual(world.between_nodes(8, "tp"), world.bytes("tp"))
+        self.assertEqual(world.between_nodes(1), [0] * 8)
+        self.assertTrue(all(world.bytes("tp")))
+        for nodes in (3, 0, 16):
+            with self.assertRaisesRegex(ValueError, f"cannot be shared out evenly among {nodes} nodes"):
+                world.between_nodes(nodes)
+
     def test_bytes_are_what_a_rank_hands_over(self):
         def body(rank, size):
             parts = [torch.empty(4)] * size if rank == 0 else None
