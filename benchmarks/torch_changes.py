@@ -76,7 +76,7 @@ def fails(tests: str, change: str, shim: Path) -> str:
         return "the time was over"
     if result.returncode in (0, 5):
         return ""
-    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("FAILED ", "ERROR ", "SUBFAILED"))]
     return lines[0].split(" - ")[0] if lines else f"pytest ended with {result.returncode}"
 
 

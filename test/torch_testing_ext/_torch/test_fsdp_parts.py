@@ -72,6 +72,8 @@ def test_module_of_groups():
     assert {"FSDPParamGroup", "RegisterPostBackwardFunction", "foreach_all_gather", "foreach_reduce"} <= {*vars(module)}
 
 
+# A backward asks the driver for its devices, which is noted for the whole process.
+@in_own_process
 def test_checkpoints():
     """The backward computes activations again."""
 
