@@ -68,9 +68,10 @@ def run_and_exit(
         _listen(job, rank, link)
         code = _run(job, context)
     except BaseException as error:
-        traceback.print_exc()
-        if account.account is None:
-            account.failed(error, assertion=False, within="the rank could not begin: ")
+        if account.account is not None:
+            traceback.print_exc()
+        else:
+            _account_for(account, error)
     finally:
         _save_coverage()
         util = sys.modules.get("multiprocessing.util")
@@ -79,6 +80,14 @@ def run_and_exit(
             with suppress(BaseException):
                 util._run_finalizers()
         sessions.exit_now(code)
+
+
+def _account_for(account: AccountWriter, error: BaseException) -> None:
+    """Account for an error before the test; print it if that is impossible, as on a full disk."""
+    try:
+        account.failed(error, assertion=False, within="before the test: ")
+    except BaseException:
+        traceback.print_exc()
 
 
 def _save_coverage() -> None:
@@ -107,7 +116,7 @@ def _run(job: Job, context: RankContext) -> int:
     """Run the body, leave the collectives and account for how it ended. Returns the exit status."""
     account = context.account
     rank = context.rank
-    with account.own_errors("the sanitizer could not begin: "):
+    with account.own_errors("before the test, in the sanitizer: "):
         begin_sanitizing(rank, job.sanitize, log_of(job.directory, rank, job.incarnation))
     if account.account is not None:
         return account.account.code

@@ -276,7 +276,8 @@ class RefusedTest(TestCase):
     def test_no_more_threads(self):
         with mock.patch.object(in_rank, "_thread", NoThreads()):
             seen = outcome_of(Reduces("reduces"))
-        self.assertIn("all 4 ranks raised the rank could not begin: RuntimeError: can't start new thread", seen.message)
+        self.assertIn("all 4 ranks raised before the test: RuntimeError: can't start new thread", seen.message)
+        self.assertNotIn("in_rank.py", seen.message)
         self.assertIn("ulimit -u", seen.message)
 
     def test_the_working_folder_was_deleted(self):
