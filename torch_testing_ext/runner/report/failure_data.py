@@ -78,7 +78,9 @@ def failure_line(finished: FinishedTest, policy: Policy) -> str:
     failed = [each for each in finished.attempts if policy.verdict(each.outcome) is TestOutcome.FAILED]
     attempt = failed[-1]
     test = finished.test
+    whole = failure_data(view_of(attempt))
     for most in _STEPS:
+        parts = failure_data(view_of(attempt), most=most)
         data = {
             "format": FAILURE_FORMAT,
             "test": str(test.id),
@@ -89,8 +91,8 @@ def failure_line(finished: FinishedTest, policy: Policy) -> str:
             "attempts": len(finished.attempts),
             "seconds": round(attempt.seconds, 3),
             "world_size": test.world_size,
-            **failure_data(view_of(attempt), most=most),
-            "shortened": most is not _STEPS[0],
+            **parts,
+            "shortened": parts != whole,
         }
         line = json.dumps(data)
         if len(line) <= LARGEST:

@@ -36,7 +36,7 @@ class EarlierRuns:
 
     @property
     def know_nothing(self) -> bool:
-        return self.durations.is_empty and self.last_failed.is_empty
+        return self.durations.is_empty
 
     def know(self, test: TestId) -> bool:
         """Whether any of them has run this test to its end."""
@@ -147,10 +147,6 @@ class LastFailed:
     def __init__(self, folder: Path, warn: Warn):
         self._remembered = Remembered(folder, "failed", lambda value: value is True, warn)
         self._failed = frozenset(self._remembered.load())
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._failed
 
     def has_failures(self, file: str) -> bool:
         """Whether any test of the file failed in its last run."""

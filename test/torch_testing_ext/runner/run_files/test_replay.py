@@ -1,0 +1,97 @@
+"""A real run as a file: `replay` prints its bytes, and its failures as data are as docs/reference/reports.md says."""
+
+import contextlib
+import io
+import json
+import re
+import unittest
+
+from kit.processes import ROOT
+from kit.runs import RunsCase
+
+from torch_testing_ext.runner.cli import main
+
+TESTS = """
+import unittest
+
+class T(unittest.TestCase):
+    def test_passes(self): print("a line")
+    def test_fails(self):
+        print("before it failed")
+        self.assertEqual([1, 2], [1, 3])
+    @unittest.skip("not here")
+    def test_skips(self): pass
+    def test_odd(self): raise ValueError("\\x1b[31mred\\x00 \\u2603 </script>" + "x" * 20_000)
+"""
+# The types of docs/reference/reports.md, "show --json".
+SITE = {"file": (str, type(None)), "line": (int, type(None)), "function": (str, type(None))}
+RANKS = {"ranks": list}
+FIELDS = {
+    **dict.fromkeys(("format", "test", "file", "kind", "outcome", "title"), str),
+    **dict.fromkeys(("line", "world_size", "attempts", "others"), int),
+    **dict.fromkeys(("culprits", "values", "printed", "remarks"), list),
+    "seconds": float,
+    "rows": [{**RANKS, "did": str, **SITE}],
+    "sites": [SITE],
+    "waits": [{**RANKS, "missing": list, "call": str, **SITE}],
+    "commands": {"show": (str, type(None)), "rerun": (str, type(None))},
+    "shortened": bool,
+}
+
+
+class ReplayTest(RunsCase):
+    def command(self, *words):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.code = main([str(word) for word in words], self.root)
+        return out.getvalue()
+
+    def assertFits(self, value, kind, where="$"):
+        """Each field is there, no other one, and each has its type."""
+        if isinstance(kind, dict):
+            self.assertEqual(value.keys(), kind.keys(), where)
+            for name, of_field in kind.items():
+                self.assertFits(value[name], of_field, f"{where}.{name}")
+        elif isinstance(kind, list):
+            for number, item in enumerate(value):
+                self.assertFits(item, kind[0], f"{where}[{number}]")
+        else:
+            self.assertIsInstance(value, kind, where)
+
+    def test_a_run(self):
+        self.write("tests/test_a.py", TESTS)
+        printed = self.finish(self.start("-j1", "--run-file=x.ttx", "--results=x.json", stdout=-1), 1)
+        self.assertEqual(self.command("replay", self.root / "x.ttx"), printed)
+        self.assertEqual(self.code, 1)
+        one = self.command("replay", self.root / "x.ttx", "test_fails")
+        self.assertIn("[1, 2]", one)
+        self.assertNotIn("test_odd", one)
+        shown = self.command("show", "--json", "--cache", self.root / ".torch_testing_ext")
+        lines = shown.splitlines()
+        self.assertEqual(len(lines), 2)
+        for line in lines:
+            self.assertLessEqual(len(line.encode()), 4096)
+            self.assertFits(json.loads(line), FIELDS)
+        by_test = {json.loads(line)["test"].rpartition("::")[2]: json.loads(line) for line in lines}
+        fails = by_test["test_fails"]
+        self.assertEqual((fails["format"], fails["kind"]), ("torch_testing_ext failure 1", "failed"))
+        self.assertTrue(any(site["file"].endswith("test_a.py") and site["line"] == 8 for site in fails["sites"]), fails)
+        self.assertTrue(by_test["test_odd"]["shortened"])
+        in_results = FIELDS.keys() - {"format", "test", "file", "line", "kind", "outcome", "attempts", "seconds"}
+        in_results -= {"world_size", "shortened"}
+        for test in self.results("x.json")["tests"]:
+            for attempt in test["attempts"]:
+                self.assertEqual(attempt["failure"] is not None, attempt["outcome"] in ("failed", "error"))
+                if attempt["failure"]:
+                    self.assertFits(attempt["failure"], {name: FIELDS[name] for name in in_results})
+
+    def test_the_reference_has_each_field(self):
+        page = (ROOT / "docs/reference/reports.md").read_text()
+        section = page.partition("## show --json")[2].partition("\n## ")[0]
+        names = [
+            name for row in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for name in re.findall("`(.*?)`", row)
+        ]
+        self.assertEqual(set(names), set(FIELDS))
+
+
+if __name__ == "__main__":
+    unittest.main()
