@@ -7,9 +7,12 @@ import re
 import unittest
 
 from kit.processes import ROOT
+from kit.run_files import failed
 from kit.runs import RunsCase
 
 from torch_testing_ext.runner.cli import main
+from torch_testing_ext.runner.model import Policy
+from torch_testing_ext.runner.report.failure_data import failure_line
 
 TESTS = """
 import unittest
@@ -75,7 +78,6 @@ class ReplayTest(RunsCase):
         fails = by_test["test_fails"]
         self.assertEqual((fails["format"], fails["kind"]), ("torch_testing_ext failure 1", "failed"))
         self.assertTrue(any(site["file"].endswith("test_a.py") and site["line"] == 8 for site in fails["sites"]), fails)
-        self.assertTrue(by_test["test_odd"]["shortened"])
         in_results = FIELDS.keys() - {"format", "test", "file", "line", "kind", "outcome", "attempts", "seconds"}
         in_results -= {"world_size", "shortened"}
         for test in self.results("x.json")["tests"]:
@@ -83,6 +85,12 @@ class ReplayTest(RunsCase):
                 self.assertEqual(attempt["failure"] is not None, attempt["outcome"] in ("failed", "error"))
                 if attempt["failure"]:
                     self.assertFits(attempt["failure"], {name: FIELDS[name] for name in in_results})
+
+    def test_what_is_cut_says_so(self):
+        for message, is_cut in (("ValueError: x", False), (f"ValueError: {'x' * 20_000}\n{'y' * 30_000}", True)):
+            line = failure_line(failed("tests/a.py::test_x", message), Policy())
+            self.assertLessEqual(len(line), 4096)
+            self.assertIs(json.loads(line)["shortened"], is_cut)
 
     def test_the_reference_has_each_field(self):
         page = (ROOT / "docs/reference/reports.md").read_text()
