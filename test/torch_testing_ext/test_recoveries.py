@@ -141,22 +141,58 @@ class Recovering(Ranks):
         dist.all_reduce(total)
         self.assertEqual(total.item(), 2)
 
+    def meet_again(self):
+        """After rank 2 has begun again, all are in a new world."""
+        if not self.incarnation:
+            self.join(0)
+            with contextlib.suppress(RuntimeError):
+                for _ in range(3):
+                    dist.all_reduce(torch.ones(1))
+            dist.destroy_process_group()
+        self.join(1)
+
     @faults(kill(2, at=call(2)), restart(2), within=15)
     def calls_more_after_the_restart(self):
         """The second process of rank 2 is in a barrier, the others in an all_reduce."""
+        self.meet_again()
         if self.incarnation:
-            self.join(1)
             dist.barrier()
-        else:
-            self.join(0)
-            try:
-                for _ in range(3):
-                    dist.all_reduce(torch.ones(1))
-            except RuntimeError:
-                pass
-            dist.destroy_process_group()
-            self.join(1)
         dist.all_reduce(torch.ones(1))
+
+    @faults(kill(2, at=call(2)), restart(2))
+    def parts_after_the_restart(self):
+        """It fails by what the mismatch has given."""
+        self.meet_again()
+        total = torch.ones(1, dtype=torch.int64 if self.rank == 0 else torch.float64)
+        dist.all_reduce(total)
+        self.assertEqual(total.item(), 3)
+
+    @faults(kill(2, at=call(2)), restart(2))
+    def parts_without_an_error_after_the_restart(self):
+        self.meet_again()
+        dist.all_reduce(torch.ones(1, dtype=torch.int64 if self.rank == 0 else torch.float64))
+
+    @faults(kill(2, at=call(2)))
+    def parts_without_an_error(self):
+        self.lose_rank_2()
+        dist.all_reduce(torch.ones(1, dtype=torch.int64 if self.rank == 0 else torch.float64))
+
+    @faults(kill(2, at=call(2)), restart(2))
+    def agrees_after_the_restart(self):
+        """In the world that was lost, each has gone on by itself."""
+        if not self.incarnation:
+            self.join(0)
+            for dtype in (torch.float32, torch.float32, torch.int64 if self.rank else torch.float64):
+                with contextlib.suppress(RuntimeError):
+                    dist.all_reduce(torch.ones(1, dtype=dtype))
+            dist.destroy_process_group()
+        self.join(1)
+        dist.all_reduce(torch.ones(1))
+
+    @faults(kill(1, at=mark("load")), kill(1, at=mark("again")), restart(1))
+    def dies_at_a_point_of_the_first_process(self):
+        fault_point("load")
+        fault_point("again")
 
 
 class Pair(Recovering):
@@ -235,6 +271,19 @@ class RecoveryTest(unittest.TestCase):
         self.assert_told(
             Recovering("parts_in_the_new_world"), "calls all_reduce [1] int64", "in call #1 of the default group"
         )
+
+    def test_a_mismatch_after_a_restart(self):
+        for name in ("parts_after_the_restart", "parts_without_an_error_after_the_restart"):
+            with self.subTest(name):
+                told = "rank 0 calls all_reduce [1] int64 sum, the others call all_reduce [1] float64 sum in call #1"
+                message = self.assert_told(Recovering(name), "after rank 2 was killed", told)
+                self.assertRegex(message, r"\n  rank 0  .*test_recoveries.py:\d+")
+        self.assert_told(Recovering("parts_without_an_error"), "calls all_reduce [1] int64 sum", "in call #1")
+        self.assert_passes(Recovering("agrees_after_the_restart"))
+
+    def test_a_fault_of_a_process_that_has_died(self):
+        told = "did not happen: its process had ended before; incarnation=1 is the next one of the rank"
+        self.assert_told(Recovering("dies_at_a_point_of_the_first_process"), told)
 
     def test_calls_of_a_dead_process_are_not_compared_with_those_of_the_next(self):
         message = self.assert_told(

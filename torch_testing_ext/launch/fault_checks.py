@@ -45,6 +45,8 @@ def without_fault(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, 
         if report.ending.is_failure or any(happened.index == index for happened in seen.happened):
             continue
         why = f"rank {report.rank} had ended before"
+        if report.rank in plan.restarts and seen.ended_in(fault.incarnation):
+            why = f"its process had ended before; incarnation={fault.incarnation + 1} is the next one of the rank"
         if fault.incarnation > seen.processes:
             why = f"rank {report.rank} has had {seen.processes + 1} processes"
         if index in seen.missed:

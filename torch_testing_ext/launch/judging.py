@@ -15,7 +15,7 @@ from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.findings.other_members import first_unlike_lists
 from torch_testing_ext._collectives.findings.uneven_calls import differences, first_uneven, first_unmatched
 from torch_testing_ext._collectives.proof.store_waits import suspected_creation
-from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.records.issued_calls import GroupKey, RankRecord
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.same_texts import warnings_once, without_accidents, without_own_number
@@ -138,7 +138,7 @@ def _ended_by(report: RankReport, account: RankAccount) -> RankReport:
 
 def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Expected) -> Verdict:
     """Judge ranks that passed with matching collectives: sanitizer findings and unmatched calls."""
-    if not expected.may_differ and any(r.issued for r in reports):
+    if not expected.is_uneven and any(r.issued for r in reports):
         unmatched = first_unmatched(_records(reports))
         if unmatched is not None:
             reports = [replace(reports[0], found=(*reports[0].found, unmatched)), *reports[1:]]
@@ -148,9 +148,9 @@ def _found_by_sanitizer(reports: Sequence[RankReport], case: Case, expected: Exp
     if found:
         return _found(reports, found[0], case)
     hazards = [finding for r in reports for finding in r.found]
-    if not expected.may_differ:
+    if not expected.is_uneven:
         hazards += [] if any(r.issued for r in reports) else _left_out(_records(reports))
-    not_compared = "" if expected.may_differ else _not_compared(reports)
+    not_compared = "" if expected.is_uneven else _not_compared(reports)
     remarks = [not_compared, *(f"{hazard.sentence}\n{hazard.calls}" for hazard in hazards)]
     return Verdict(TestOutcome.PASSED, "\n".join(filter(None, remarks)))
 
@@ -172,6 +172,8 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
+    if expected.faults is not None and not expected.may_differ:
+        return _mismatch_of_survivors(reports)
     records = [] if expected.may_differ else _records(reports)
     # Ranks that have issued nothing cannot disagree.
     if not any(record.calls or record.messages for record in records):
@@ -182,7 +184,7 @@ def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: 
 def _unlike_groups(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     """The first group for which ranks have given other members, unless the test allows that."""
     recorded = [r.recorder for r in reports if r.recorder is not None]
-    return None if expected.may_differ else first_unlike_lists(recorded)
+    return None if expected.is_uneven else first_unlike_lists(recorded)
 
 
 def _records(reports: Sequence[RankReport]) -> list[RankRecord]:
@@ -240,11 +242,11 @@ def _failed(
     first = culprits[0]
     # Whoever has lost a rank by a fault of the test had to expect that.
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
-    cause = finding or (_mismatch_of_survivors(reports) if has_fault else _cause(reports, expected))
+    cause = finding or (_mismatch(reports, expected) if has_fault else _cause(reports, expected))
     if cause is not None and (
         _lost_a_peer(first)
         or _may_follow_from(cause, first)
-        or _precedes(cause, first, _not_expected(reports, expected))
+        or _precedes(cause, first, _mismatch(reports, expected, unless_raised=True))
     ):
         return _found(reports, cause, case)
     passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
@@ -265,24 +267,26 @@ def _failed(
     return _verdict(outcome, fault, shown, cause.text if cause else "", cause)
 
 
-def _not_expected(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
-    """The first mismatch after which no call has raised."""
-    if any(r.ending is RankEnding.FAULT for r in reports):
-        return _mismatch_of_survivors(reports)
-    return _mismatch(reports, expected, unless_raised=True)
-
-
 def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
-    """The first collective in which survivors disagree, in groups that no rank has known which a fault has ended."""
+    """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
     dead = [r.rank for r in reports if r.ending is RankEnding.FAULT]
+    begun_again = [r.rank for r in reports if r.rank not in dead and r.faults.ended_in(0)]
     records = _records(reports)
-    lost = {(key.name, key.generation, key.world) for each in records if each.rank in dead for key in each.groups}
+    keys = {record.rank: {_any_backend(key) for key in record.groups} for record in records}
     survivors = []
     for record in records:
         if record.rank not in dead:
-            calls = {key: of for key, of in record.calls.items() if (key.name, key.generation, key.world) not in lost}
+            lost = set().union(*(keys.get(rank, set()) for rank in dead))
+            for key, group in record.groups.items():
+                if any(rank in group.members and _any_backend(key) not in keys.get(rank, ()) for rank in begun_again):
+                    lost.add(_any_backend(key))
+            calls = {key: of for key, of in record.calls.items() if _any_backend(key) not in lost}
             survivors.append(replace(record, calls=calls, messages={}))
     return first_mismatch(survivors, unless_raised=True) if len(survivors) > 1 else None
+
+
+def _any_backend(key: GroupKey) -> GroupKey:
+    return key._replace(backend="")
 
 
 def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) -> bool:

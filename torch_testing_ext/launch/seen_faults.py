@@ -41,6 +41,11 @@ class FaultsSeen:
         """The number of the latest process in which a fault has happened, or was awaited."""
         return max((happened.fault.incarnation for happened in self.happened), default=0)
 
+    def ended_in(self, incarnation: int) -> bool:
+        """Whether a fault has ended this process of the rank."""
+        deadly = (each.fault for each in self.happened if each.fault.is_deadly or each.fault.ends_rank)
+        return any(fault.incarnation == incarnation for fault in deadly)
+
     @classmethod
     def of(cls, events: Iterable[Mapping[str, Any]], plan: FaultPlan) -> FaultsSeen:
         """Read the events of a rank's log."""

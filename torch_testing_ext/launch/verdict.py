@@ -32,6 +32,11 @@ class Expected:
         return report.ending.is_failure and not self.codes_are_open
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether ranks may issue other calls than their peers: the test says so, or a rank goes on without a peer."""
+        return self.may_differ or self.faults is not None
+
+    @property
     def codes_are_open(self) -> bool:
         return self.any_code or self.code is not None
 

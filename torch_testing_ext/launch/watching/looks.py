@@ -71,5 +71,5 @@ class Looks:
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         debug = self._run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
         is_checked = debug.upper() == "DETAIL"
-        rules = ProofRules(self._endless, self._expected.may_differ, self._run.job.world_size)
+        rules = ProofRules(self._endless, self._expected.is_uneven, self._run.job.world_size)
         return Prober(self._run, rules, self._logs, self._last_news, is_checked=is_checked)

@@ -91,8 +91,7 @@ class RankWatcher:
         self.records = records or RankRecords(run, began)
         self.plan = self.records.plan or FaultPlan()
         if self.records.plan is not None:
-            # Ranks that go on without a peer issue other calls than it does.
-            expected = replace(expected, faults=self.plan, may_differ=True)
+            expected = replace(expected, faults=self.plan)
         self.expected = expected
         # Ranks in turns wait for nobody.
         are_in_turns = run.job.at_once is not None
