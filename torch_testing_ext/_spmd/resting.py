@@ -81,8 +81,11 @@ class Resting:
             if isinstance(rest, DTensor):
                 plain[id(rest)] = self._plain(name, rest)
         _exchange(found, plain)
-        named = [(name, plain.get(id(at_rest(param)), param)) for name, param in params]
-        return [*{id(param): (name, param) for name, param in reversed(named)}.values()][::-1]
+        entered: dict[int, Named] = {}
+        for name, param in params:
+            param = plain.get(id(at_rest(param)), param)
+            entered.setdefault(id(param), (name, param))
+        return [*entered.values()]
 
     def _plain(self, name: str, param: DTensor) -> Any:
         """The plain form of a parameter, which enters the call."""

@@ -55,7 +55,7 @@ class RestingTensor(DTensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with below_torch_function(), _Operations():
-            if func == _GRADIENT.__get__ or func.__name__ in _SETTERS:
+            if func == _GRADIENT.__get__ or getattr(func, "__name__", None) in _SETTERS:
                 args[0]._admit(False)
             if func == _DATA.__set__:
                 raise SPMDError(
