@@ -143,7 +143,7 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     if depends_on_places(func):
         raise SPMDError(
             f"{func} draws random numbers for a DTensor, or fills one by out=: each rank for its rows alone.",
-            remedy="Do it in a step, where parameters are whole.",
+            remedy="Do it in a step that gets the model: parameters are whole there.",
             where=current_line(),
         )
     result = _on_rows(func, args, kwargs)
