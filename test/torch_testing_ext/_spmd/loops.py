@@ -983,6 +983,25 @@ def gradients_in_one_buffer(parallel):
 
 
 @loop
+def gradients_from_before_the_first_call(parallel):
+    """The first call adds to gradients that the program has computed outside of a step."""
+    torch.manual_seed(0)
+    model = parallel.model(net())
+    optimizer = nesterov(model)
+    error(model, parallel.batch(40)).backward()
+
+    @parallel.step
+    def step(batch):
+        loss = error(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return [step(parallel.batch(call)) for call in range(CALLS)], state(model)
+
+
+@loop
 def updating_views_of_weights(parallel):
     """The program keeps plain views of the weights, and updates these."""
     model = parallel.model(net())
