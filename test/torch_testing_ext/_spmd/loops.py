@@ -984,7 +984,7 @@ def gradients_in_one_buffer(parallel):
 
 @loop
 def gradients_from_before_the_first_call(parallel):
-    """The first call adds to gradients that the program has computed outside of a step."""
+    """The first call begins with an update by gradients that the program has computed outside of a step."""
     torch.manual_seed(0)
     model = parallel.model(net())
     optimizer = nesterov(model)
@@ -992,10 +992,10 @@ def gradients_from_before_the_first_call(parallel):
 
     @parallel.step
     def step(batch):
-        loss = error(model, batch)
-        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
         return loss.detach()
 
     return [step(parallel.batch(call)) for call in range(CALLS)], state(model)
