@@ -38,6 +38,12 @@ class FileSkips(Exception):
         self.want = want
 
 
+def is_dropped_in() -> bool:
+    """Whether this process runs PyTorch's own files."""
+    module = sys.modules.get("torch_testing_ext.upstream.drop_in")
+    return module is not None and bool(module.is_installed())
+
+
 @dataclass(frozen=True)
 class NamedTest:
     """A test of a file under a name that no other test of the file has."""
@@ -73,7 +79,12 @@ class LoadedFile:
         try:
             if load_as.by_pytest and tests_for_pytest.is_installed():
                 return cls._by_pytest(path, load_as)
-            return cls._by_unittest(path)
+            if not is_dropped_in():
+                return cls._by_unittest(path)
+            from torch_testing_ext.upstream import handler_variables
+
+            with handler_variables.for_import(path):
+                return cls._by_unittest(path)
         except BaseException as error:
             reason = _reason_to_skip(error)
             if reason is None:

@@ -105,6 +105,11 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     sessions.detach(log)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.variables)
+    if "torch_testing_ext.upstream.drop_in" in sys.modules:
+        from torch_testing_ext.upstream import handler_variables
+
+        # Of tests of PyTorch's own files.
+        handler_variables.use_folder(unit.file, unit.directory)
     notes.has_header = True
     stacks.write_on_request(unit.stacks)
     start.work_in(unit.session)
