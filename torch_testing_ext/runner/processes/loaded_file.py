@@ -81,9 +81,9 @@ class LoadedFile:
                 return cls._by_pytest(path, load_as)
             if not is_dropped_in():
                 return cls._by_unittest(path)
-            from torch_testing_ext.upstream import handler_variables
+            from torch_testing_ext.upstream import drop_in
 
-            with handler_variables.for_import(path):
+            with drop_in.for_import(path):
                 return cls._by_unittest(path)
         except BaseException as error:
             reason = _reason_to_skip(error)

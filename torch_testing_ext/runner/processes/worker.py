@@ -106,10 +106,10 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.variables)
     if "torch_testing_ext.upstream.drop_in" in sys.modules:
-        from torch_testing_ext.upstream import handler_variables
+        from torch_testing_ext.upstream import drop_in
 
         # Of tests of PyTorch's own files.
-        handler_variables.use_folder(unit.file, unit.directory)
+        drop_in.use_folder(unit.file, unit.directory)
     notes.has_header = True
     stacks.write_on_request(unit.stacks)
     start.work_in(unit.session)
