@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from kit.files import subject
 from kit.processes import clean_environ, start_python
 from kit.pytest_runs import PytestCase, run_pytest
 
@@ -44,33 +45,7 @@ REFUSED = {
     "coroutine": ("@mark('tp=2')\nasync def test_x(layout): ...", "async"),
 }  # fmt: skip
 HEAD = "import pytest\nmark = pytest.mark.layouts\n"
-# A training that is right over dp, wrong over ep, and counts how often one rank trains.
-TRAINING = """
-import os
-import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-
-def make(step):
-    torch.manual_seed(step)
-    return torch.randn(4, 3), torch.randn(4, 1)
-
-@pytest.mark.layouts("dp=2", "ep=2", "dp=4")
-def test_it(layout):
-    if repr(layout) == "single":
-        with open(os.environ["COUNT"], "a") as file:
-            file.write("x")
-    model = layout.load(nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for x, y in layout.batches(make, steps=2):
-        loss = (model(x) - y).square().sum() / 4
-        loss.backward()
-        if layout.size("dp") > 1:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad, group=layout.group("dp"))
-        layout.step(model, optimizer, loss.detach())
-"""
+TRAINING = subject(__file__, "trained_under_layouts.py")
 OUTCOMES = {"test_it[dp=2]": "passed", "test_it[ep=2]": "failed", "test_it[dp=4]": "passed"}
 
 
