@@ -4,10 +4,9 @@ import contextlib
 import os
 import socket
 import sys
-import threading
-import time
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 
 import torch.distributed as dist
 from kit.own_process import error_of, in_own_process
@@ -156,21 +155,18 @@ def test_a_server_that_nobody_is():
     """A world is known under its later name while its rank connects, and no longer when that fails."""
     watch()
     seen = []
-    with socket.socket() as silent:
+
+    class Noted(list):
+        def append(self, group):
+            seen.append(group)
+            super().append(group)
+
+    with socket.socket() as silent, mock.patch.object(watched_groups, "groups_in_creation", Noted()) as creating:
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
-
-        def look():
-            while not (group := made_groups.group_in_creation()):
-                time.sleep(0.001)
-            seen.append(group)
-
-        looking = threading.Thread(target=look)
-        looking.start()
         place = {"rank": 1, "world_size": 3, "timeout": timedelta(seconds=1)}
         error = error_of(lambda: dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", **place))
-        looking.join()
     assert isinstance(error, dist.DistError), error
     (world,) = seen
     assert (world.name, world.description, world.members, world.index) == ("0", "default_pg", (0, 1, 2), 1)
-    assert (world.world, world.timeout) == (str(port), 1) and made_groups.group_in_creation() is None
+    assert (world.world, world.timeout) == (str(port), 1) and not creating
