@@ -1,4 +1,4 @@
-"""What a rank computes and holds in a block: bytes of tensors, and calls that are on their way meanwhile."""
+"""Uses of tensors in a block: what a rank computes and holds, and the calls that are on their way meanwhile."""
 
 from __future__ import annotations
 

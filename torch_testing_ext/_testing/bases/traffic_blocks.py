@@ -70,7 +70,7 @@ class SeenTraffic(RankFacts):
 
     @property
     def host_waits(self) -> Amount:
-        """How often the program has waited for a device: item(), tolist(), bool(), synchronize() and so on."""
+        """The number of waits for values and devices: item(), tolist(), bool(), synchronize() and so on."""
         self._require_end()
         amount = Amount(self._waits.total())
         amount.lines = tuple(f"{number} by {place}" for place, number in self._waits.most_common())

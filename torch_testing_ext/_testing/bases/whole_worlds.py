@@ -50,7 +50,7 @@ class World:
         return [facts.bytes(group, op) for facts in self._records.facts()]
 
     def between_nodes(self, nodes: int, group: str | None = None, op: str | None = None) -> list[int]:
-        """Add up those of calls in groups with members on several nodes, if so many nodes have as many ranks each."""
+        """Add up the bytes of calls in groups with members on several nodes. `nodes`: each has as many ranks."""
         if nodes < 1 or self.world_size % nodes:
             raise ValueError(f"{self.world_size} ranks cannot be shared out evenly among {nodes} nodes")
         return [facts.bytes_across(self.world_size // nodes, group, op) for facts in self._records.facts()]
