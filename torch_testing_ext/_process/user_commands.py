@@ -21,7 +21,7 @@ SHOW = "show"
 # What `pip install` needs for each extra of pyproject.toml: this package may be on no index, these are.
 EXTRAS = {
     "gpu": ("nvidia-ml-py>=12",),
-    "pytest": ("pytest>=7.4",),
+    "pytest": ("pytest>=7.3.2",),
     "ray": ("ray>=2.40",),
     "ui": ("rich>=13",),
     "moving": ("libcst>=1.4",),
