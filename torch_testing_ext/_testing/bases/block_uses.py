@@ -1,4 +1,4 @@
-"""Uses of tensors in a block: what a rank computes and holds, and the calls that are on their way meanwhile."""
+"""The bytes of tensors that a rank computes and holds in a block, and the calls on their way meanwhile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The operations of c10d: hooks on them, on their works and stores, and the tensors that they use.
 
-Only a process that is sanitized or that runs a whole world imports these.
+Only a process that logs its calls or runs a whole world imports these.
 
     operation_hook  hears of each operation before it is issued
     backend_calls   hears of calls of a backend's own methods

@@ -81,5 +81,5 @@ _ADVICE = (
 
 
 def advice_on(text: str) -> str:
-    """What to do about an error with this text; "" if that is not known."""
+    """The advice on an error with this text; "" if there is none."""
     return next((advice for pattern, advice in _ADVICE if pattern.search(text)), "")
