@@ -4,7 +4,7 @@ import gc
 
 
 def postpone_collection() -> None:
-    """Have the next full collection come later: one takes a tenth of a second, and the last import may be what costs it.
+    """Have the next full collection come later: one takes a tenth of a second, and the last import costs one.
 
     All objects become old ones, and the collector counts from zero again. Nothing is exempt from collection.
     """
