@@ -9,6 +9,7 @@ import typing as _typing
 from torch_testing_ext._machine import cuda as _cuda, flags
 from torch_testing_ext._machine.cuda import *
 from torch_testing_ext._machine.cuda_support import *
+from torch_testing_ext._machine.cuda_versions import *
 from torch_testing_ext._machine.cuda_versions import (  # noqa: F401
     cuda_version as _get_torch_cuda_version,
     magma_version as _get_magma_version,

@@ -182,7 +182,7 @@ class DeclarationsTest(unittest.TestCase):
 
     def test_a_variable_carries_the_value_of_each_option(self):
         given = {"world_size": "4", "simulate": "8", "sanitize": "nan", "sanitize_order": "fail", "stream": "1"}
-        given |= {"nodes": "2", "update_budgets": "1"}
+        given |= {"nodes": "2", "update_budgets": "1", "showlocals": "1"}
         declared = [option for aspect in ASPECTS for option in aspect.options if option.setting is not None]
         self.assertEqual({option.field for option in declared}, set(given), "an option is not tested")
         for option in declared:

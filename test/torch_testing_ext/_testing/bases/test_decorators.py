@@ -13,7 +13,7 @@ from kit.ranks import Ranks, ranks_told
 
 from torch_testing_ext import common_distributed as cd
 from torch_testing_ext._machine import accelerators
-from torch_testing_ext._testing.marks import distributed_needs
+from torch_testing_ext._testing.marks import platform_needs
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import skip_unless_torch_gpu
 
@@ -253,7 +253,7 @@ class TestPlatforms(TestCase):
 
     def test_transformers(self):
         for found, expected in ((None, 88), (object(), "run")):
-            with mock.patch.object(distributed_needs, "find_spec", lambda name, found=found: found):
+            with mock.patch.object(platform_needs, "find_spec", lambda name, found=found: found):
                 self.assertEqual(called_under(cd.import_transformers_or_skip()), expected)
                 self.assertEqual(outcome_under(cd.import_transformers_or_skip()) == "run", expected == "run")
 

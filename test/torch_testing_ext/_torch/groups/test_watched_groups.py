@@ -170,3 +170,14 @@ def test_a_server_that_nobody_is():
     (world,) = seen
     assert (world.name, world.description, world.members, world.index) == ("0", "default_pg", (0, 1, 2), 1)
     assert (world.world, world.timeout) == (str(port), 1) and not creating
+
+
+@in_own_process
+def test_a_program_that_makes_stores_itself(monkeypatch):
+    """Its function need not name its arguments."""
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    create = rendezvous._create_c10d_store
+    monkeypatch.setattr(rendezvous, "_create_c10d_store", lambda *args, **kwargs: create(*args, **kwargs))
+    watch()
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    dist.destroy_process_group()

@@ -159,6 +159,7 @@ def test_local_tensors():
     assert dtensor_parts.is_local_tensor(tensor) and called == [torch.Tensor] * 2
 
 
+@in_own_process
 def test_events_of_autograd():
     parameter = torch.ones(1, requires_grad=True)
 

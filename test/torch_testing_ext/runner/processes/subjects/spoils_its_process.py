@@ -20,7 +20,7 @@ def another_user():
 
 
 def another_root():
-    os.chroot(tempfile.mkdtemp())
+    os.chroot(tempfile.mkdtemp(dir=os.path.dirname(__file__)))
     os.chdir("/")
 
 
