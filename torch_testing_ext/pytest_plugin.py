@@ -423,6 +423,8 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 
         error.msg = refusals.misspelt_fixture(error.argname)
     report = yield
+    # pytest gives the exceptions of tests of unittest only now.
+    error = call.excinfo.value if call.excinfo is not None else None
     concerns_us = getattr(error, "is_refusal", False) or _concerns_us(item)
     if call.when != "teardown" and (report.passed or error is not None) and concerns_us:
         from torch_testing_ext._pytest_ranks import marks, refusals

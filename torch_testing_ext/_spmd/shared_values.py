@@ -33,7 +33,9 @@ def broadcast(meeting: StepMeeting, tensors: Iterable[torch.Tensor]) -> None:
     for alike in kinds.values():
         sent = torch.cat([as_real(tensor).reshape(-1) for tensor in alike]).to(meeting.device)
         dist.broadcast(sent, dist.get_global_rank(meeting.group, 0), meeting.group)
-        parts = sent.split([as_real(tensor).numel() for tensor in alike])  # type: ignore[no-untyped-call]
+        # The steps of Adam are on the CPU, whatever its parameters are on.
+        received = sent.to(alike[0].device)
+        parts = received.split([as_real(tensor).numel() for tensor in alike])  # type: ignore[no-untyped-call]
         for tensor, part in zip(alike, parts, strict=True):
             real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
             if not torch.equal(real.reshape(-1), part):

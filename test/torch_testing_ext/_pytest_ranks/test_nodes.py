@@ -1,5 +1,9 @@
 """Tests as if on several machines: what each node has of its own, and faults that one machine hides."""
 
+import os
+import tempfile
+from unittest import mock
+
 import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
@@ -36,7 +40,9 @@ class NodesTest(PytestCase):
 
     def test_on_one_machine_the_faults_pass(self):
         source = SUBJECT.replace("nodes=2", "nodes=1").replace("nodes = 2", "nodes = 1")
-        run = run_pytest({"test_x.py": source}, "-k", "leader_of or localhost or shared_memory or file_of")
+        # The faults leave files where nodes of their own would have folders of their own.
+        with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TMPDIR=folder):
+            run = run_pytest({"test_x.py": source}, "-k", "leader_of or localhost or shared_memory or file_of")
         self.assertEqual({*run.outcomes.values()}, {"passed"}, run.text)
 
     def test_devices_of_a_node(self):
