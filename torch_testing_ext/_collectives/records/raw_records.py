@@ -187,7 +187,9 @@ class RawRecord:
         living = None
         if self._living is not None:
             keys = keys_of(self.groups)
-            living = frozenset((keys[n].name, keys[n].generation, keys[n].world) for n in self._living)
+            # The rank ran on: it may have made groups after those that it has listed.
+            listed = [keys[n] for n in self._living if n < len(keys)]
+            living = frozenset((key.name, key.generation, key.world) for key in listed)
         return replace(record, has_all_messages=self._has_all_messages, lists=self._lists, living=living)
 
     def _issued(self) -> Iterator[CallInGroup]:

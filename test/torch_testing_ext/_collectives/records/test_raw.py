@@ -122,6 +122,12 @@ class TestWhatCounts(unittest.TestCase):
         self.assertFalse(do_members_agree([unpack_record(lost)]))
         self.assertIsNone(finding(lost, left(1, entry(0, dtype="Int"))))
 
+    def test_a_group_that_was_made_after_the_list_of_groups(self):
+        """The rank runs on while it is asked."""
+        dump = [(0, pickle.dumps({"version": "2"}))]
+        data = pack_record([(*WORLD, 0, "store", 50)], dump, [], "/torch/", 1.0, living=[0, 1])
+        self.assertEqual({name for name, _, _ in unpack_record(data).record(0).living}, {"0"})
+
     def test_no_entries(self):
         empty = pack_record([(*WORLD, 0, "store", 50)], [(0, pickle.dumps({"version": "2"}))], [], "/torch/", 1.0)
         self.assertEqual(unpack_record(empty).calls(), {})
