@@ -89,7 +89,8 @@ def by_pytest(folder: Path, environ: Mapping[str, str]) -> Ends:
 
 def ids_by_pytest(folder: Path, environ: Mapping[str, str]) -> list[str]:
     """The ids that pytest lists."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    # Not -q: with one in addopts, pytest prints counts.
+    command = [sys.executable, "-m", "pytest", "--collect-only", "--verbosity=-1", "-p", "no:cacheprovider"]
     done = _run(_without_folder(command), folder, environ)
     return sorted(line for line in done.stdout.splitlines() if "::" in line and not line.startswith(("ERROR", "  ")))
 
