@@ -6,16 +6,18 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch_testing_ext._torch.torch_frames import is_of_program, is_of_torch
 
 # Makes the new function from its name and the one that is there.
 Make = Callable[[str, Any], Any]
+# A listener.
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -280,6 +282,26 @@ def replaced(purpose: str, make: Make, devices: Sequence[str] = ()) -> Iterator[
         yield
     finally:
         replacement.undo()
+
+
+class Hooks(Generic[L]):
+    """The listener of this process to some functions of torch, which are as they were while there is none."""
+
+    def __init__(self, nobody: L, replace: Callable[[L], Iterable[Replacement]]):
+        """`nobody`: the listener that hears nothing. `replace`: replaces the functions for a listener."""
+        self.listener = self._nobody = nobody
+        self._replace = replace
+        # While somebody listens.
+        self._replaced: list[Replacement] = []
+
+    def tell(self, listener: L | None) -> None:
+        """Tell this listener from now on, or nobody."""
+        self.listener = self._nobody if listener is None else listener
+        if listener is None:
+            while self._replaced:
+                self._replaced.pop().undo()
+        elif not self._replaced:
+            self._replaced.extend(self._replace(listener))
 
 
 def replace_for_good(purpose: str, make: Make, devices: Sequence[str] = ()) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch_testing_ext._torch.replacing import Replacement
+from torch_testing_ext._torch.replacing import Hooks, Replacement
 
 from .operation_hook import is_kernel
 
@@ -36,25 +36,8 @@ KINDS = {
 OnBackend = Callable[[str, Callable[[], Any]], Any]
 
 
-class BackendHooks:
-    """The hooks of this process. Without a listener, the methods of backends are as they were."""
-
-    def __init__(self) -> None:
-        self.on_call: OnBackend | None = None
-        # While somebody listens.
-        self._replaced: list[Replacement] = []
-
-    def tell(self, on_call: OnBackend | None) -> None:
-        """Have `on_call` issue each call of a backend, unless it is part of an operation of c10d."""
-        self.on_call = on_call
-        if on_call is None:
-            while self._replaced:
-                self._replaced.pop().undo()
-        elif not self._replaced:
-            self._replaced.append(Replacement("calls of backends", _watched_method))
-
-
-hooks = BackendHooks()
+# The listener issues each call of a backend, unless it is part of an operation of c10d.
+hooks: Hooks[OnBackend | None] = Hooks(None, lambda _: [Replacement("calls of backends", _watched_method)])
 
 
 def _watched_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,9 +45,10 @@ def _watched_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if hooks.on_call is None or _is_in_operation():
+        on_call = hooks.listener
+        if on_call is None or _is_in_operation():
             return method(*args, **kwargs)
-        return hooks.on_call(kind, lambda: method(*args, **kwargs))
+        return on_call(kind, lambda: method(*args, **kwargs))
 
     return call
 

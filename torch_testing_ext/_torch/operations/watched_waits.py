@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
 import torch
 
-from torch_testing_ext._torch.replacing import Replacement
+from torch_testing_ext._torch.replacing import Hooks, Replacement
 
 # The methods after which a work is complete, on a CPU.
 _ENDS = ("wait", "is_completed")
@@ -48,27 +48,14 @@ class WaitListener:
 NOBODY = WaitListener()
 
 
-class WaitHooks:
-    """The hooks of this process. Without a listener, the methods of works are as they were."""
-
-    def __init__(self) -> None:
-        self.listener = NOBODY
-        # While somebody listens.
-        self._replaced: list[Replacement] = []
-
-    def tell(self, listener: WaitListener | None) -> None:
-        """Tell of each wait from now on. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
-        self.listener = listener or NOBODY
-        if listener is None:
-            while self._replaced:
-                self._replaced.pop().undo()
-        elif not self._replaced:
-            self._replaced.append(Replacement("waits for works", _watched))
-            if listener.futures is not None:
-                self._replaced.append(Replacement("uses of futures", _watched_use))
+def _replace(listener: WaitListener) -> Iterator[Replacement]:
+    """Watch what a listener wants to hear of. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
+    yield Replacement("waits for works", _watched)
+    if listener.futures is not None:
+        yield Replacement("uses of futures", _watched_use)
 
 
-hooks = WaitHooks()
+hooks = Hooks(NOBODY, _replace)
 
 
 def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
