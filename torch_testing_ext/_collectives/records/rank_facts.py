@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from torch_testing_ext._process.words import nearest
 from torch_testing_ext.faults.points import OPERATIONS
@@ -18,34 +19,40 @@ _FORMS = ("", "_into_tensor", "_tensor", "_single")
 _BYTES = {"bool": 1, "complex32": 4, "complex64": 8, "complex128": 16}
 
 
-class Amount(int):
+class _Told:
     """A number that tells in its representation where it comes from, as a failed assertion shows it."""
 
+    # int or float.
+    plain: Any
     lines: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        number = int.__repr__(self)
-        return f"{number} ({'; '.join(self.lines)})" if self.lines else number
+        return f"{self!s} ({'; '.join(self.lines)})" if self.lines else str(self)
 
-    __str__ = int.__repr__
+    def __str__(self) -> str:
+        return str(self.plain.__repr__(self))
 
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)
+    def __reduce__(self) -> Any:
+        return self.plain, (self.plain(self),)
 
 
-class Share(float):
-    """A part of a whole, from 0 to 1, that tells in its representation what is not of it."""
+class Amount(_Told, int):
+    """A number of calls, bytes or waits, which tells the places that they come from."""
 
-    lines: tuple[str, ...] = ()
+    plain = int
 
-    def __repr__(self) -> str:
-        number = float.__repr__(self)
-        return f"{number} ({'; '.join(self.lines)})" if self.lines else number
+    @classmethod
+    def at(cls, places: Counter[str]) -> Amount:
+        """The sum of the numbers of places."""
+        amount = cls(places.total())
+        amount.lines = tuple(f"{number} by {place}" for place, number in places.most_common())
+        return amount
 
-    __str__ = float.__repr__
 
-    def __reduce__(self) -> tuple[type[float], tuple[float]]:
-        return float, (float(self),)
+class Share(_Told, float):
+    """A part of a whole, from 0 to 1, which tells what is not of it."""
+
+    plain = float
 
 
 class RankFacts:
@@ -69,20 +76,24 @@ class RankFacts:
 
     def bytes_across(self, ranks_of_node: int, group: str | None = None, op: str | None = None) -> Amount:
         """Add up the bytes handed over in groups with members on several nodes, of so many ranks each."""
-        chosen = set(map(id, self.issued(group, op)))
         return self._amount_of_bytes(
             call
-            for known, call in self.with_groups()
-            if id(call) in chosen and len({member // ranks_of_node for member in known.members}) > 1
+            for known, call in self.issued_in(group, op)
+            if len({member // ranks_of_node for member in known.members}) > 1
         )
 
     def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
         """Yield the calls in groups of a name, of one operation."""
-        calls = [call for known, call in self.with_groups() if group is None or has_name(known, group)]
-        if op is None:
-            return iter(calls)
-        kinds = self._kinds_of(op)
-        return (call for call in calls if call.kind in kinds)
+        return (call for _, call in self.issued_in(group, op))
+
+    def issued_in(self, group: str | None = None, op: str | None = None) -> Iterator[tuple[GroupRecord, Call]]:
+        """Yield the same with their groups."""
+        kinds = None if op is None else self._kinds_of(op)
+        return (
+            (known, call)
+            for known, call in self.with_groups()
+            if (group is None or has_name(known, group)) and (kinds is None or call.kind in kinds)
+        )
 
     def _kinds_of(self, op: str) -> frozenset[str]:
         """The operation of this name, in all its forms."""
@@ -92,7 +103,7 @@ class RankFacts:
         forms = _FORMS if stem == op else ("_into_tensor", "_tensor")
         kinds = {f"{stem}{form}{coalesced}" for form in forms for coalesced in ("", "_coalesced")} & known
         if not kinds:
-            raise ValueError(f"there is no operation {op!r}.{nearest(op, sorted(known))}")
+            raise ValueError(f"there is no operation {op!r}.{nearest(op, known)}")
         return frozenset(kinds)
 
     def with_groups(self) -> Iterator[tuple[GroupRecord, Call]]:
@@ -113,9 +124,7 @@ class RankFacts:
         places: Counter[str] = Counter()
         for call, number in counted:
             places[f"{call.kind} at {self.place_of(call)}"] += number
-        amount = Amount(places.total())
-        amount.lines = tuple(f"{number} by {place}" for place, number in places.most_common())
-        return amount
+        return Amount.at(places)
 
 
 def has_name(group: GroupRecord, name: str) -> bool:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, updated
-from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
+from torch_testing_ext._collectives.records.issued_calls import Call, GroupRecord, RankRecord
 from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check
@@ -58,7 +58,7 @@ class SeenTraffic(RankFacts):
         self._waits, self._overlapped, self._memory = observer.waits, uses.overlapped(), uses.most
         self._is_over = True
 
-    def issued(self, group: str | None = None, op: str | None = None) -> Iterator[Call]:
+    def issued_in(self, group: str | None = None, op: str | None = None) -> Iterator[tuple[GroupRecord, Call]]:
         self._require_end()
         if group is not None and not any(has_name(known, group) for known in self.record.groups.values()):
             names = sorted({known.title for known in self.record.groups.values()})
@@ -66,15 +66,13 @@ class SeenTraffic(RankFacts):
                 f"this rank is in no group {group!r}; it is in {', '.join(names) or 'none'}. A mesh of one dimension "
                 "over all ranks uses the default group, 'world'"
             )
-        return super().issued(group, op)
+        return super().issued_in(group, op)
 
     @property
     def host_waits(self) -> Amount:
         """The number of waits for values and devices: item(), tolist(), bool(), synchronize() and so on."""
         self._require_end()
-        amount = Amount(self._waits.total())
-        amount.lines = tuple(f"{number} by {place}" for place, number in self._waits.most_common())
-        return amount
+        return Amount.at(self._waits)
 
     def overlapped(self, group: str | None = None, op: str | None = None) -> Share:
         """The part of the bytes of these calls that is on its way while the rank computes: from 0 to 1.
@@ -83,10 +81,11 @@ class SeenTraffic(RankFacts):
         before it waits for it.
         """
         calls = list(self.issued(group, op))
-        if not any(map(bytes_of, calls)):
+        total = sum(map(bytes_of, calls))
+        if not total:
             raise ValueError("the block issues no such call, which could overlap with computation")
         alone = [call for call in calls if call.order not in self._overlapped]
-        share = Share(1 - sum(map(bytes_of, alone)) / sum(map(bytes_of, calls)))
+        share = Share(1 - sum(map(bytes_of, alone)) / total)
         places = Counter(f"{call.kind} at {self.place_of(call)}" for call in alone)
         share.lines = tuple(f"{number} without: {place}" for place, number in places.most_common())
         return share
