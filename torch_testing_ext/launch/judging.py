@@ -273,10 +273,11 @@ def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
     begun_again = [r.rank for r in reports if r.rank not in dead and r.faults.ended_in(0)]
     records = _records(reports)
     keys = {record.rank: {_any_backend(key) for key in record.groups} for record in records}
+    lost_with_dead = set().union(*(keys.get(rank, set()) for rank in dead))
     survivors = []
     for record in records:
         if record.rank not in dead:
-            lost = set().union(*(keys.get(rank, set()) for rank in dead))
+            lost = set(lost_with_dead)
             for key, group in record.groups.items():
                 if any(rank in group.members and _any_backend(key) not in keys.get(rank, ()) for rank in begun_again):
                     lost.add(_any_backend(key))

@@ -31,7 +31,8 @@ def for_import(file: str) -> Iterator[None]:
 def use_folder(file: str, folder: Path) -> None:
     """Set them for a test of such a file. The folder is the test's own."""
     if file.endswith(FILES) and _FOLDER not in os.environ:
-        os.environ.update({name: os.environ.get(name, value) for name, value in _VALUES.items()})
+        for name, value in _VALUES.items():
+            os.environ.setdefault(name, value)
         os.environ[_FOLDER] = str(folder)
         # As PyTorch's makes them.
         for name in ("barrier", "test_dir"):

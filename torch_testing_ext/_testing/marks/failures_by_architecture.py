@@ -12,7 +12,7 @@ from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._torch import fsdp_parts
 from torch_testing_ext._torch.signs import error_texts
 
-from .parametrized import Decorator as Decorator
+from .parametrized import Decorator
 from .skips_at_run import xfail_where
 
 

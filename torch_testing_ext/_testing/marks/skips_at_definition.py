@@ -9,7 +9,7 @@ import torch
 from torch_testing_ext._machine.flags import flag
 
 from . import needs
-from .parametrized import Decorator as Decorator, copy_of
+from .parametrized import Decorator, copy_of
 
 
 def _skip_unless(condition: Callable[[], Any], reason: str, devices: int = 0) -> Decorator:

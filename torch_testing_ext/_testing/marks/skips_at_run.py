@@ -15,7 +15,7 @@ from torch_testing_ext._machine.flags import flag
 from torch_testing_ext._torch.devices import build_options, cuda_state
 
 from . import needs
-from .parametrized import Decorator as Decorator, copy_of
+from .parametrized import Decorator, copy_of
 from .skips import bare_or_called, lazy_skip_if, skip_by, skipIfHpu, skipIfRocm, skipIfXpu
 from .skips_at_definition import marked
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MEMORY
-from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, Setting
+from torch_testing_ext._process.declarations import AskedOptions, CannotBegin, Option, Setting, either
 from torch_testing_ext._process.setting_readers import count
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -22,12 +22,6 @@ ACCELERATORS = Option(
     pytest_help="emulate N accelerators on the CPU",
     apart={"cluster": "the nodes have the accelerators"},
 )
-
-
-def _zero_or_one(text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError(f"{text!r} is neither 0 nor 1")
-    return text == "1"
 
 
 class FakeAccelerators(Aspect):
@@ -45,7 +39,7 @@ class FakeAccelerators(Aspect):
     settings = (
         Setting(COUNT, "a number", count, 0),
         Setting(MEMORY, "a number of bytes", count, 0),
-        Setting(LATE_STREAMS, "0 or 1", _zero_or_one, False),
+        Setting(LATE_STREAMS, "0 or 1", either("0", "1"), False),
     )
 
     def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
