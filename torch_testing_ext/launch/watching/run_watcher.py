@@ -118,22 +118,21 @@ class RankWatcher:
         # It moves on only when nothing else has happened: an end that has come in time counts, however late it is read.
         reached = now()
         self._on_news(reached)
-        self.take_endings()
         while True:
+            # Also the ends that were received while this process waited for something else, as for the next rank.
+            while self.take_endings():
+                self._on_news(now())
             step = self.state.step(reached)
             if step.action is WatchAction.LOOK:
                 self._look()
             elif step.action is not WatchAction.WAIT:
                 return
-            elif self.run.wait_for_event(self._until(step.until)):
-                if self.take_endings():
-                    self._on_news(now())
-            elif not self._was_paused():
+            elif not self.run.wait_for_event(self._until(step.until)) and not self._was_paused():
                 self._look_at_faults()
                 reached = now()
 
     def take_endings(self) -> bool:
-        """Take the ends of ranks since the last call. Returns whether there were any."""
+        """Take the ends of ranks since the last call. Returns whether ranks ended, or began: then more may have."""
         ranks = self.records.take_new()
         restarting = []
         for rank in ranks:
@@ -150,19 +149,20 @@ class RankWatcher:
             # The log of its first process is not that of its calls now.
             self.looks.give_up()
             self.state.look_due = None
-        self._begin_turns(ranks)
-        return bool(ranks)
+        return self._begin_turns(ranks) or bool(ranks)
 
-    def _begin_turns(self, ended: Sequence[int]) -> None:
-        """Start the ranks whose turn comes with the ends of others."""
+    def _begin_turns(self, ended: Sequence[int]) -> bool:
+        """Start the ranks whose turn comes with the ends of others. Returns whether there were any."""
         if self.state.stop is not None or self.run.lost:
-            return
+            return False
         if 0 in ended and self.state.waiting:
             first = self.records.accounts[0]
             # Else each of them imports that.
             self.run.server.send(Preload(first.imported if first is not None else (), at_once=True))
+        before = len(self.state.waiting)
         while self.state.waiting and len(self.run.alive) < (self.run.job.at_once or 0):
             self.state.on_turn(self.run.start_next(), now())
+        return len(self.state.waiting) < before
 
     def _take_exits(self) -> None:
         gone = self.state.alive.difference(self.run.alive)
