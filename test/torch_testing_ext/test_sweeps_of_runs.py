@@ -42,9 +42,10 @@ from torch_testing_ext.faults import (
     stop,
     store,
 )
-from torch_testing_ext.launch import RankEnding, RankReport, Verdict, sweep_verdict
+from torch_testing_ext.launch import RankEnding, RankReport, Verdict
 from torch_testing_ext.launch.known_hangs import KnownFile
 from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
+from torch_testing_ext.launch.sweeps import sweep_verdict
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options

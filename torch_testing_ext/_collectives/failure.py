@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.logs import cut, cut_middle, width, without_colours
 from torch_testing_ext._process.words import list_of
 
@@ -67,22 +67,6 @@ class Line(NamedTuple):
 
     text: str
     kind: LineKind = LineKind.OTHER
-
-
-class Site(NamedTuple):
-    """A line of a program, and the function that it is in."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.place} in {self.function}"
-
-    @property
-    def place(self) -> str:
-        """The line without the function."""
-        return f"{os.path.basename(self.file)}:{self.line}"
 
 
 @dataclass(frozen=True)

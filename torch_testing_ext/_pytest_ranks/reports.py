@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import FailureView, LineKind, Site
+from torch_testing_ext._collectives.failure import FailureView, LineKind
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 
 from .pytest_internals import plain_text, text_of

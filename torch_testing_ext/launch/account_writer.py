@@ -12,8 +12,8 @@ from os import getpid
 from pathlib import Path
 from types import FrameType
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import system
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests import system_refusals

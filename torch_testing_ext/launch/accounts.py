@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import file_behind
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._tests.notes import Peaks

@@ -46,4 +46,3 @@ from torch_testing_ext.launch.verdict import Case as Case, Expected as Expected,
 from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
 
 from .launched.peers import why_no_rank as why_no_rank
-from .sweeps import sweep_verdict as sweep_verdict

@@ -19,13 +19,13 @@ from torch_testing_ext._collectives.failure import (
     LineKind,
     RankRow,
     RankWait,
-    Site,
     SourceLine,
     Value,
 )
 from torch_testing_ext._collectives.findings.abandoned_calls import latest_call_in_words
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records.issued_calls import INIT, RankRecord
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.ends import describe_exit
 from torch_testing_ext._process.logs import cut, without_colours
 from torch_testing_ext._process.same_texts import warnings_once, without_accidents, without_own_number

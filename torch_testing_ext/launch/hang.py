@@ -18,10 +18,10 @@ import os
 import re
 from collections.abc import Sequence
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Finding
 from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord
 from torch_testing_ext._process import system
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import MOST_LINES, few, list_of
 from torch_testing_ext._tests.source_files import is_harness, is_library, source_text
 from torch_testing_ext.launch.accounts import RankEnding

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.tensors.pytrees import tree_leaves
 from torch_testing_ext._torch.torch_frames import program_places

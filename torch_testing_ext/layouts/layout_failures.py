@@ -13,10 +13,10 @@ from torch_testing_ext._collectives.failure import (
     FailureView,
     LineKind,
     RankRow,
-    Site,
     Value,
     height,
 )
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext.layouts.layout_text import groups_along
 from torch_testing_ext.layouts.tensor_parts import Part
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kit.invented import make_attempt
-from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, Site, SourceLine, Value
+from torch_testing_ext._collectives.failure import FailureView, LineKind, RankRow, SourceLine, Value
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane, TimedCall
 from torch_testing_ext._collectives.worlds.world_views import WorldCall, WorldClass, WorldView
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import (
     AttemptEnded,

@@ -17,8 +17,8 @@ from kit.files import subject
 from kit.verdicts import report_on
 
 import torch_testing_ext
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import cut_middle, tail
 from torch_testing_ext._process.signals import signal_name

@@ -25,8 +25,8 @@ from kit.verdicts import (
     world,
 )
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, Expected, RankAccount, RankEnding, Verdict

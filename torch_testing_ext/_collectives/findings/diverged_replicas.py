@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped, list_of, verb_for
 
 from .finding import Doing, Finding, FindingKind

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import Call, RankRecord, SharedGroup
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import MOST_LINES, few, grouped, list_of
 
 # The calls of each rank in a group, and one call of each.

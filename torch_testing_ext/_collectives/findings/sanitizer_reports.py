@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._process.code_sites import Site
 
 from .finding import Doing, Finding, FindingKind
 

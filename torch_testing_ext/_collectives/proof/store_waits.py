@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_testing_ext._collectives.blocked.rank_state import RankState
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.deadlocks import WHY_NO_CALL_ENDS, ranks_that_wait
 from torch_testing_ext._collectives.findings.finding import Finding, FindingKind
 from torch_testing_ext._collectives.findings.message_pairs import Records, Wait
@@ -22,6 +21,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     RankRecord,
     SharedGroup,
 )
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import list_of, verb_for
 from torch_testing_ext._tests.source_files import is_library
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.blocked.rank_state import RankState
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.lanes_of_ranks import TimedCall
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped
 
 # The latest calls of all ranks together that are kept in lanes.

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.blocked.rank_state import RankState
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._tests.source_files import is_head_of_function
 from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry

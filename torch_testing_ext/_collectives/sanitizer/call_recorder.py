@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.source_files import is_head_of_function
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.operations import operation_hook

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as hooks_of_optimizers
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.diverged_replicas import END, Look, Sum
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.tensors import replicated_tensors
 from torch_testing_ext._torch.tensors.replicated_tensors import Replica

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torch_testing_ext._collectives.failure import Site
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 

@@ -21,7 +21,6 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.diverged_replicas import Look
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
@@ -32,6 +31,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     raised_for,
 )
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped
 
 _MAGIC = 0x746F7263_68737A31

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.records.issued_calls import GroupKey
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import list_of, verb_for
 
 from .world_records import WorldRecords

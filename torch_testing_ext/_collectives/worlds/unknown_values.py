@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.finding import Doing, Finding
+from torch_testing_ext._process.code_sites import Site
 
 from .world_records import READ, RankStep, WorldRecords
 

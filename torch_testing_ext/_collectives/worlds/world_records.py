@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupKey, GroupRecord, RankRecord, generations
 from torch_testing_ext._collectives.records.rank_facts import RankFacts
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import HostWait, LogReader
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import count, grouped, list_of, verb_for
 
 # What ranks note of values that nobody has communicated: they were read, or compared by an assertion, or that has

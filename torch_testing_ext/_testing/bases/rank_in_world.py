@@ -18,13 +18,13 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogWriter
 from torch_testing_ext._collectives.sanitizer.watched_works import WaitCheck
 from torch_testing_ext._collectives.worlds.world_records import CUT
 from torch_testing_ext._collectives.worlds.world_views import not_in_world
 from torch_testing_ext._process import ends
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._testing.bases.fake_groups import FakeStore
 from torch_testing_ext._testing.bases.group_creation import watch_creation
 from torch_testing_ext._testing.bases.rank_accounts import account_for_skip

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
     CallInGroup,
@@ -26,6 +25,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     make_record,
 )
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.groups import thread_worlds

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.failure import FailureView, Site
+from torch_testing_ext._collectives.failure import FailureView
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy

@@ -5,7 +5,6 @@ import unittest
 from dataclasses import replace
 
 from torch_testing_ext._collectives.blocked.rank_state import PythonThread, RankState, ThreadState, why_not_blocked
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.findings.abandoned_calls import first_abandoned
 from torch_testing_ext._collectives.findings.deadlocks import deadlocked, describe_deadlock, waiting_calls
 from torch_testing_ext._collectives.findings.finding import FindingKind
@@ -15,6 +14,7 @@ from torch_testing_ext._collectives.proof.proof_of_hang import Evidence, ProofRu
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record, shared_groups
 from torch_testing_ext._collectives.records.raw_records import read_entry
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch.accounts import RankEnding

@@ -2,9 +2,9 @@
 
 import unittest
 
-from torch_testing_ext._collectives.failure import Site
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import SanitizeKind
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, Cause, RankEnding, Verdict, grace_periods

@@ -28,8 +28,9 @@ from kit.invented_runs import (
 )
 
 import torch_testing_ext
-from torch_testing_ext._collectives.failure import FailureView, RankRow, Site, combined
+from torch_testing_ext._collectives.failure import FailureView, RankRow, combined
 from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import (
     Output,

@@ -12,9 +12,10 @@ from unittest import mock
 from kit.invented_runs import attempt, history_of, run_events, send
 from kit.verdicts import CASE, killed, stopped, world
 
-from torch_testing_ext._collectives.failure import FailureView, Site
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import failure_views, judging

@@ -2,7 +2,8 @@
 
 import unittest
 
-from torch_testing_ext._collectives.failure import RankWait, Site
+from torch_testing_ext._collectives.failure import RankWait
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner.report.page.wait_graph import wait_graph
 
