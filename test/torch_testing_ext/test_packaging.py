@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kit.files import subject
+from kit.source_copy import copy_source
 
 import torch_testing_ext
 from torch_testing_ext._process import setting_names
@@ -55,8 +55,7 @@ class PackageTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder, copy = Path(folder.name), Path(folder.name, "copy")
-        unwanted = shutil.ignore_patterns(".git", ".venv", ".*cache", "build", "dist", "__pycache__", "*.egg-info")
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=unwanted)
+        copy_source(ROOT, copy)
         with tarfile.open(cls.build("sdist", copy)) as archive:
             archive.extractall(cls.folder)
         cls.sdist = cls.folder / f"torch_testing_ext-{torch_testing_ext.__version__}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kit.processes import clean_environ
+from kit.source_copy import copy_source
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "torch-testing-ext"
@@ -56,8 +57,7 @@ def _build(folder: Path) -> Path:
     copy, wheels = folder / "checkout", wheels_of(folder)
     for made in (copy, wheels):
         shutil.rmtree(made, ignore_errors=True)
-    unwanted = shutil.ignore_patterns(".git", ".venv", ".*cache", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, copy, symlinks=True, ignore=unwanted)
+    copy_source(ROOT, copy)
     _install(folder / "bin" / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, copy)
     shutil.rmtree(copy)
     return wheels

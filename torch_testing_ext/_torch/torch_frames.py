@@ -114,6 +114,20 @@ def is_vote(issuer: Any) -> bool:
     return issuer is not None and issuer.f_code.co_name in VOTES
 
 
+# Before its first step, a pipeline opens its connections: 2.11; from 2.12 on only for stages that are no PipelineStage.
+_OPENS_CONNECTIONS = ("_initialize_stage", "_initialize_stages", "_warmup_p2p")
+_SCHEDULES = os.path.join("pipelining", "schedules.py")
+
+
+def is_opening_pipeline(frame: Any) -> bool:
+    """Whether a pipeline opens its connections: it receives several messages into one buffer, which nobody reads."""
+    while frame is not None:
+        if frame.f_code.co_name in _OPENS_CONNECTIONS and frame.f_code.co_filename.endswith(_SCHEDULES):
+            return True
+        frame = frame.f_back
+    return False
+
+
 # Python files whose functions issue operations in C++, which waits for them at once: 2.11 to 2.15.
 _WAIT_IN_CPP = (os.path.join("torch", "distributed", "utils.py"), os.path.join("nn", "parallel", "distributed.py"))
 

@@ -29,7 +29,11 @@ def another_size(self):
     dcp.load({"a": torch.ones(5)}, checkpoint_id=folder)  # ranks 0, 1
 
 
-@told("raised CheckpointException", "metadata", "No such file or directory", size=2)
+# 2.11 does not say which file is missing.
+WITHOUT_METADATA = "No such file or directory" if torch.__version__ >= (2, 12) else "is None"
+
+
+@told("raised CheckpointException", "metadata", WITHOUT_METADATA, size=2)
 def no_checkpoint(self):
     dcp.load({"a": torch.ones(4)}, checkpoint_id=f"{f'{self.file_name}.checkpoint'}/none")  # ranks 0, 1
 

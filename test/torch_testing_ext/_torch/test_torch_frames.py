@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import typing_extensions
+from torch.distributed.pipelining import schedules
 
 import torch_testing_ext
 from torch_testing_ext._torch import torch_frames
@@ -34,6 +35,31 @@ def stack(*calls):
 def test_files_of_torch(file):
     assert torch_frames.is_of_torch(file)
     assert not torch_frames.is_of_program(file)
+
+
+def test_a_pipeline_that_opens_its_connections():
+    seen = []
+
+    class Stage:
+        def _get_init_p2p_neighbors_ops(self):
+            seen.append(torch_frames.is_opening_pipeline(sys._getframe()))
+            return []
+
+    # The functions do no more than this with stages whose connections are opened, and need no more of a schedule.
+    of_schedule = SimpleNamespace(_stage=Stage(), _stages=[Stage()], _stage_forward_initialized=False)
+    of_schedule._stages_forward_initialized, of_schedule._has_backward = False, False
+    for cls in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        for name, given in (
+            ("_warmup_p2p", ([Stage()], False, False)),
+            ("_initialize_stage", ((), {})),
+            ("_initialize_stages", ((), {})),
+        ):
+            if hasattr(cls, name):
+                with contextlib.suppress(AttributeError):
+                    getattr(cls, name)(of_schedule, *given)
+    assert seen
+    assert all(seen)
+    assert not torch_frames.is_opening_pipeline(sys._getframe())
 
 
 @pytest.mark.parametrize("file", [os.__file__, torch_testing_ext.__file__, OURS])

@@ -55,6 +55,7 @@ WRONG_SINCE = {
 RAISED_BEFORE = {
     "argmax_of_columns": (2, 12),
     "convolution_of_sharded_weights": (2, 12),
+    "fft_of_a_rank_without_rows": (2, 12),
     "pipeline_eval_of_v_schedules": (2, 12),
     "pipeline_split_backward_of_frozen_inputs": (2, 13),
 }

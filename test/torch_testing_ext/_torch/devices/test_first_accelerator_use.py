@@ -11,9 +11,15 @@ from kit.own_process import in_own_process
 from torch_testing_ext._torch.devices import first_accelerator_use as first_use
 
 
+def forget():
+    """Be as a process in which nothing has used an accelerator: a file of tests may have asked for it at its import."""
+    first_use.stop_noting()
+    first_use._noted = None
+
+
 def watch(**entrances):
     """Watch these functions of torch, as it would have them if it were built for accelerators."""
-    first_use.stop_noting()
+    forget()
     for name, function in entrances.items():
         setattr(torch._C, name, function)
     first_use.note_first_use()
@@ -67,6 +73,7 @@ def test_extensions():
 
 @in_own_process
 def test_ranks_have_nothing_to_note():
+    watch()
     register = torch._register_device_module
     first_use.stop_noting()
     assert torch._register_device_module is register.__wrapped__ and first_use.first_use() is None
@@ -74,7 +81,7 @@ def test_ranks_have_nothing_to_note():
 
 @in_own_process
 def test_earlier_use():
-    first_use.stop_noting()
+    forget()
     torch.cuda.is_initialized = lambda: True
     first_use.note_first_use()
     assert first_use.first_use() == "an accelerator was initialised before torch_testing_ext was imported"
