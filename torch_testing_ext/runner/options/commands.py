@@ -75,9 +75,10 @@ COMMANDS = {
     ),
     "census": CommandSpec(
         "list the tests that never ran, and why",
-        "FILE ... [--tests DIR ...] [--known FILE] [--max-new N] [--collected FILE] [--json FILE]",
+        "[FILE ...] [--tests DIR ...] [--known FILE] [--max-new N] [--collected FILE] [--json FILE]",
         "List the tests that exist and were not seen running in these results, by reason and folder. The results"
-        "\nmay be of any runner that writes JUnit XML.",
+        "\nmay be of any runner that writes JUnit XML. Without results, list the tests that nothing collects and"
+        "\nthose in files that no command of CI names.",
         is_rare=True,
     ),
     "moving": CommandSpec("convert tests that use another project's helpers", is_rare=True),

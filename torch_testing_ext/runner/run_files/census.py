@@ -14,6 +14,7 @@ from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import OmittedTest, TestId
 
+from .ci_jobs import CiJobs
 from .definitions import DefinedFile, DefinedTest
 from .known_holes import KnownHole
 from .matching import Matcher
@@ -70,6 +71,8 @@ class Census:
     # Known holes that are none any more.
     mended: tuple[KnownHole, ...] = ()
     warnings: tuple[str, ...] = ()
+    # Places that the configuration of CI names and that do not exist, each in words.
+    dead_places: tuple[str, ...] = ()
 
     @property
     def new_holes(self) -> int:
@@ -110,13 +113,14 @@ def take_census(
     known: Sequence[KnownHole] = (),
     today: date | None = None,
     torn: Sequence[str] = (),
-    dead_paths: Sequence[str] = (),
+    jobs: CiJobs | None = None,
 ) -> Census:
     """The census of these files. `collected`: tests that a collection has listed. `torn`: results that are lost.
 
-    `dead_paths`: places that jobs name and that do not exist, each in words.
+    Without any results, it has the tests that the source and the jobs keep from running.
     """
-    taken = _Taking(files, all_results, torn, dead_paths)
+    jobs = jobs or CiJobs()
+    taken = _Taking(files, all_results, torn, jobs)
     taken.add_collected(collected)
     holes = sorted(taken.holes(), key=lambda hole: (hole.file, hole.line, hole.test))
     day = today or date.today()
@@ -132,6 +136,7 @@ def take_census(
         tuple(taken.strangers),
         tuple(each for each in known if not any(each.is_of(hole.test) for hole in holes)),
         tuple(f"{name} is torn: what ran there is not known" for name in torn),
+        jobs.dead,
     )
 
 
@@ -143,13 +148,14 @@ class _Taking:
         files: Sequence[DefinedFile],
         all_results: Sequence[RunResults],
         torn: Sequence[str],
-        dead_paths: Sequence[str],
+        jobs: CiJobs,
     ):
         self.strangers: list[str] = []
         self.number = 0
         self._files = files
         self._torn = torn
-        self._dead_paths = dead_paths
+        self._jobs = jobs
+        self._has_results = bool(all_results)
         self._matcher = Matcher(files)
         self._evidence: dict[_Key, dict[str, _Evidence]] = defaultdict(lambda: defaultdict(_Evidence))
         self._of_files: dict[str, _Evidence] = defaultdict(_Evidence)
@@ -264,10 +270,9 @@ class _Taking:
 
     def _why_nowhere(
         self, file: DefinedFile, test: DefinedTest, name: str, evidence: _Evidence
-    ) -> tuple[HoleReason, str]:
+    ) -> tuple[HoleReason, str] | None:
         """The reason of a test that no results have."""
-        is_mixin = bool(test.id.cls) and self._matcher.has_subclass(test.id.cls)
-        why_never = file.why_never or ("" if is_mixin else test.why_never)
+        why_never = file.why_never or test.why_never or self._matcher.why_never(test.id)
         if why_never and not evidence.is_collected:
             return HoleReason.NEVER_COLLECTED, why_never
         if ambiguous := self._ambiguous.get((test.id, test.line)):
@@ -281,12 +286,21 @@ class _Taking:
         if file.file in self._touched:
             what = "parameters" if name else "tests of its file"
             return HoleReason.NOT_SELECTED, f"no results have it, though they have other {what}"
+        return self._why_untouched(file)
+
+    def _why_untouched(self, file: DefinedFile) -> tuple[HoleReason, str] | None:
+        """The reason of a test in a file that no results know."""
+        is_named = self._jobs.names(file.file)
+        if not self._has_results:
+            return None if is_named else (HoleReason.NEVER_COLLECTED, "no command of CI names its file")
         detail = "no results have a test of this file"
         folder = str(PurePosixPath(file.file).parent)
         if folder not in self._folders:
             detail += f", nor of its folder {folder}"
-            if self._dead_paths:
-                detail += f"; {'; '.join(self._dead_paths)}"
+        if not is_named:
+            detail += "; no command of CI names it"
+        elif not self._jobs.commands and len(self._jobs.dead) == 1:
+            detail += f"; {self._jobs.dead[0]}, which does not exist"
         return HoleReason.NEVER_COLLECTED, detail
 
     def _why_skipped(

@@ -11,12 +11,19 @@ from torch_testing_ext._process.words import count, first_names
 
 from .census import Census, Hole, grouped_holes
 
+# Tests of one file with the same reason and detail that have lines of their own.
+_MOST_ALIKE = 3
+# Rows of a table.
+_MOST_ROWS = 30
+
 
 def census_lines(census: Census) -> Iterator[str]:
     """The page of the census."""
     on = f" on {count(len(census.machines), 'machine')}" if census.machines else ""
-    seen_in = f"{count(census.runs, 'run')}{on}"
-    yield f"{len(census.holes)} of {count(census.tests, 'test')} not seen running in {seen_in}"
+    seen_in = f"not seen running in {count(census.runs, 'run')}{on}"
+    if not census.runs:
+        seen_in = "cannot run: so say the source and the configuration of CI"
+    yield f"{len(census.holes)} of {count(census.tests, 'test')} {seen_in}"
     known = len(census.holes) - census.new_holes
     if known:
         yield f"{census.new_holes} of them new, {known} known"
@@ -27,22 +34,32 @@ def census_lines(census: Census) -> Iterator[str]:
         yield from _table("by folder", census.by_folder())
     for reason, holes in grouped_holes(census).items():
         yield f"\n{reason}"
-        # Holes of one test stand together.
-        for (file, line, detail), group in groupby(holes, lambda hole: (hole.file, hole.line, hole.detail)):
-            yield f"  {file}:{line}  {_names(list(group))}: {detail}"
+        # Holes of one test stand together, and those of a whole file.
+        for (file, detail), alike in groupby(holes, lambda hole: (hole.file, hole.detail)):
+            tests = [list(group) for _, group in groupby(alike, lambda hole: hole.line)]
+            if len(tests) > _MOST_ALIKE:
+                names = [_names(group) for group in tests]
+                yield f"  {file}:{tests[0][0].line}  {first_names(names, _MOST_ALIKE)}: {detail}"
+            else:
+                yield from (f"  {file}:{group[0].line}  {_names(group)}: {detail}" for group in tests)
     if census.mended:
         yield "\nknown holes that are none any more"
         yield from (f"  {each.test}" for each in census.mended)
     if census.strangers:
         names = first_names(list(dict.fromkeys(census.strangers)))
         yield f"\nresults of tests that no source file has: {names}"
+    if census.dead_places:
+        yield "\nplaces that CI names, and that do not exist"
+        yield from (f"  {place}" for place in census.dead_places)
     for warning in census.warnings:
         yield f"\nwarning: {warning}"
 
 
 def _table(title: str, numbers: Counter[str]) -> Iterator[str]:
     yield title
-    yield from (f"  {number:>6}  {name}" for name, number in numbers.most_common())
+    yield from (f"  {number:>6}  {name}" for name, number in numbers.most_common(_MOST_ROWS))
+    if others := numbers.most_common()[_MOST_ROWS:]:
+        yield f"  {sum(number for _, number in others):>6}  in {len(others)} others"
 
 
 def _names(holes: Sequence[Hole]) -> str:
@@ -75,6 +92,7 @@ def census_document(census: Census) -> dict[str, Any]:
         "holes": [_hole(hole) for hole in census.holes],
         "strangers": census.strangers,
         "warnings": census.warnings,
+        "dead_places": census.dead_places,
     }
 
 

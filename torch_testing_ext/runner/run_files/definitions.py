@@ -57,8 +57,8 @@ class DefinedClass:
     name: str
     bases: tuple[str, ...]
     line: int
-    # Whether pytest or unittest takes it for one with tests by its name or bases.
-    is_collected: bool
+    # Why pytest does not take it for one with tests, unless it is one of unittest; empty if it does.
+    why_never: str = ""
 
 
 @dataclass(frozen=True)
@@ -257,24 +257,21 @@ class _FileReader:
         return is_test or (bool(within) and node.name.startswith("test"))
 
     def _class(self, node: ast.ClassDef, within: tuple[str, ...], why: str, skip_mark: int) -> None:
-        bases = tuple(_last_name(base) for base in node.bases)
-        is_of_unittest = any("Test" in base for base in bases)
         is_named_so = any(node.name.startswith(each) or fnmatchcase(node.name, each) for each in self._patterns.classes)
         methods = {each.name: each for each in node.body if isinstance(each, _Function)}
+        maker = next((methods[each] for each in ("__init__", "__new__") if each in methods), None)
         why_not = ""
-        if not is_of_unittest and is_named_so and not why:
-            for name in ("__init__", "__new__"):
-                if name in methods:
-                    why = f"its class is not collected: it has {name}, at line {methods[name].lineno}"
-        elif not is_of_unittest and not is_named_so:
-            why_not = f"its class is not collected: no pattern of python_classes matches {node.name}"
-        is_collected = not why and not why_not
+        if not is_named_so:
+            why_not = f"no pattern of python_classes matches {node.name}"
+        elif maker is not None:
+            why_not = f"it has {maker.name}, at line {maker.lineno}"
         name = "::".join((*within, node.name))
-        self.classes.append(DefinedClass(name, bases, node.lineno, is_collected))
+        bases = tuple(_last_name(base) for base in node.bases)
+        self.classes.append(DefinedClass(name, bases, node.lineno, why_not))
         marked = _skip_mark(node.decorator_list) or _mark_within(node.body) or skip_mark
-        in_setups = [line for name in _SETUPS if name in methods for line in _skip_calls(methods[name])]
+        in_setups = [line for each in _SETUPS if each in methods for line in _skip_calls(methods[each])]
         marked = marked or next(iter(in_setups), 0)
-        self.read(node.body, (*within, node.name), why or why_not, marked)
+        self.read(node.body, (*within, node.name), why, marked)
 
     def _test(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef, within: tuple[str, ...], why: str, skip_mark: int

@@ -22,18 +22,38 @@ class Matcher:
         self._files = {file.file: file for file in files}
         self._by_name: dict[str, list[DefinedTest]] = defaultdict(list)
         self._bases: dict[str, set[str]] = defaultdict(set)
+        self._why_never: dict[tuple[str, str], str] = {}
         self._stems: dict[str, list[str]] = defaultdict(list)
         for file in files:
             self._stems[PurePosixPath(file.file).stem].append(file.file)
             for cls in file.classes:
                 self._bases[cls.name.rpartition("::")[2]] |= set(cls.bases)
+                self._why_never[file.file, cls.name] = cls.why_never
             for test in file.tests:
                 self._by_name[test.id.method].append(test)
 
-    def has_subclass(self, cls: str) -> bool:
-        """Whether another class inherits the tests of this one."""
-        last = cls.rpartition("::")[2]
-        return any(last in bases for bases in self._bases.values())
+    def why_never(self, test: TestId) -> str:
+        """Say why pytest collects nothing of its class, nor of another one that inherits its tests."""
+        cls = test.cls
+        while cls:
+            why = self._why_never.get((test.file, cls), "")
+            last = cls.rpartition("::")[2]
+            if why and not self._is_of_unittest(last) and not any(last in bases for bases in self._bases.values()):
+                return f"its class is not collected: {why}"
+            cls = cls.rpartition("::")[0]
+        return ""
+
+    def _is_of_unittest(self, cls: str) -> bool:
+        """Whether a class is a TestCase, as far as the files say: one from elsewhere is, if its name has "Test"."""
+        waiting, seen = [cls], {cls}
+        while waiting:
+            name = waiting.pop()
+            bases = self._bases.get(name)
+            if name.endswith("TestCase") or (bases is None and "Test" in name):
+                return True
+            waiting += (bases or set()) - seen
+            seen |= bases or set()
+        return False
 
     def matches(self, test: TestId, is_foreign: bool) -> tuple[DefinedTest, ...]:
         """The definitions that a result may be of: one, several if its name does not say more, or none."""

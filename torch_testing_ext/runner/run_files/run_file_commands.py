@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.words import count
 from torch_testing_ext.runner.events import AttemptEnded, Event, Output, RunEnded, TestFinished, TestIsSlow
 from torch_testing_ext.runner.model import ExitCode, TestId, exit_code
 from torch_testing_ext.runner.options import Options, UsageError
@@ -33,7 +34,7 @@ from torch_testing_ext.runner.scheduling.earlier_runs import Durations
 
 from .census import take_census
 from .census_text import census_document, census_lines
-from .dead_paths import dead_paths
+from .ci_jobs import read_ci_jobs
 from .definitions import find_definitions
 from .differences import changes, difference_lines, differences
 from .folding import folded, merged
@@ -238,7 +239,7 @@ def _all_results(words: Sequence[str]) -> list[RunResults]:
 
 def _census(argv: Sequence[str], root: Path) -> int:
     parser = _Parser("census")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="run files and JUnit XML of any runner, or folders")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="run files and JUnit XML of any runner, or folders")
     parser.add_argument("--tests", nargs="+", type=Path, default=[], metavar="DIR", help="the folders with tests")
     parser.add_argument(
         "--collected", action="append", type=Path, default=[], metavar="FILE", help="a list by pytest --collect-only -q"
@@ -262,10 +263,16 @@ def _census(argv: Sequence[str], root: Path) -> int:
         known=read_known_holes(words.known) if words.known else (),
         today=date.today(),
         torn=torn,
-        dead_paths=tuple(dead_paths(root, places)),
+        jobs=read_ci_jobs(root, places),
     )
     if not census.tests:
         raise UsageError(f"census: no tests in {', '.join(map(str, places))}: --tests names their folders")
+    results = sum(len(each.results) for each in all_results)
+    if results and len(census.strangers) == results:
+        raise UsageError(
+            f"census: none of {count(results, 'result')} is of a test in {', '.join(map(str, places))}, such as "
+            f"{census.strangers[0]}: name results of this project, and its folders with --tests"
+        )
     if words.json is not None:
         with _writing(words.json):
             write_atomically(words.json, json.dumps(census_document(census), indent=1) + "\n")

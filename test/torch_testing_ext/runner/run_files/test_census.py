@@ -17,7 +17,7 @@ from torch_testing_ext.runner.cli import main
 from torch_testing_ext.runner.model import FinishedTest, Test
 from torch_testing_ext.runner.run_files.census import HoleReason, take_census
 from torch_testing_ext.runner.run_files.census_text import census_lines
-from torch_testing_ext.runner.run_files.dead_paths import dead_paths
+from torch_testing_ext.runner.run_files.ci_jobs import read_ci_jobs
 from torch_testing_ext.runner.run_files.definitions import find_definitions
 from torch_testing_ext.runner.run_files.known_holes import read_known_holes
 from torch_testing_ext.runner.run_files.reading import read_results
@@ -46,8 +46,7 @@ class CensusTestCase(unittest.TestCase):
     def census(self, **more):
         read = [results for path in self.results for results in read_results(path)]
         places = [self.root / "tests"]
-        dead = tuple(dead_paths(self.root, places))
-        return take_census(find_definitions(self.root, places), read, dead_paths=dead, **more)
+        return take_census(find_definitions(self.root, places), read, jobs=read_ci_jobs(self.root, places), **more)
 
     def holes(self, **more):
         return {hole.test.removeprefix("tests/"): hole for hole in self.census(**more).holes}
@@ -97,6 +96,20 @@ class PlantedHoleTest(CensusTestCase):
         self.write(".github/workflows/ci.yml", "on:\n  push:\n    paths: ['tests/old/**', 'tests/test_a.py']\n")
         detail = "nor of its folder tests/new; .github/workflows/ci.yml:3 names tests/old, which does not exist$"
         self.assertHole("new/test_b.py::test_x", HoleReason.NEVER_COLLECTED, detail)
+
+    def test_a_file_that_no_command_of_ci_names(self):
+        self.write("tests/new/test_b.py", "def test_x(): pass")
+        self.write(".github/workflows/ci.yml", "jobs:\n  a:\n    steps:\n    - run: pytest tests/test_a.py\n")
+        detail = "nor of its folder tests/new; no command of CI names it$"
+        self.assertHole("new/test_b.py::test_x", HoleReason.NEVER_COLLECTED, detail)
+        self.results.clear()
+        self.assertHole("new/test_b.py::test_x", HoleReason.NEVER_COLLECTED, "^no command of CI names its file$")
+
+    def test_without_results_or_commands_only_the_source_counts(self):
+        self.results.clear()
+        self.assertEqual(self.holes(), {})
+        self.add("class TestX:\n    def test_x(self): pass\n    def test_x(self): print()")
+        self.assertHole("test_a.py::TestX::test_x", HoleReason.NEVER_COLLECTED, "shadows it")
 
     def test_left_out_by_an_expression(self):
         for why in ("-k 'not slow'", "-m 'not gpu'"):
@@ -174,6 +187,24 @@ class PlantedHoleTest(CensusTestCase):
     def test_a_class_that_no_pattern_matches(self):
         self.add("class CheckX:\n    def test_x(self): pass")
         self.assertHole("test_a.py::CheckX::test_x", HoleReason.NEVER_COLLECTED, "python_classes matches CheckX$")
+
+    def test_a_class_of_unittest_by_a_base_in_between(self):
+        """It is collected, whatever its name: its tests are holes because no results have them."""
+        self.write("tests/base.py", "class Base(unittest.TestCase): pass\nclass TestCase: pass")
+        self.add("class Far(Base):\n    def test_x(self): pass")
+        self.assertHole("test_a.py::Far::test_x", HoleReason.NOT_SELECTED, "no results have it")
+
+    def test_a_class_within_one_that_is_not_collected(self):
+        self.add("class CheckX:\n    class TestY:\n        def test_x(self): pass")
+        self.assertHole(
+            "test_a.py::CheckX::TestY::test_x", HoleReason.NEVER_COLLECTED, "python_classes matches CheckX$"
+        )
+
+    def test_classes_of_one_name_in_two_files(self):
+        self.write("tests/test_b.py", "class TestX:\n    def test_b(self): pass")
+        self.add("class TestX:\n    def __init__(self): pass\n    def test_x(self): pass")
+        self.ran(passed("tests/test_b.py::TestX::test_b"))
+        self.assertHole("test_a.py::TestX::test_x", HoleReason.NEVER_COLLECTED, "it has __init__, at line 3$")
 
     def test_inherited_tests_run_where_they_are_inherited(self):
         self.add("class Shared:\n    def test_x(self): pass\nclass TestReal(Shared):\n    pass")
@@ -338,9 +369,28 @@ class CommandTest(CensusTestCase):
         self.assertEqual(self.command(*words, "--max-new", "2")[0], 0)
         self.assertEqual(self.command(*words, "--max-new", "1")[0], 1)
 
-    def test_usage(self):
+    def test_tests_of_one_file_stand_together(self):
+        self.write("tests/test_a.py", "def test_ran(): pass\n")
+        self.write("tests/test_b.py", "".join(f"def test_{n}(): pass\n" for n in range(9)))
         self.junit(("tests.test_a", "test_ran", ""))
+        _, page, _ = self.command(*self.results, "--tests", self.root / "tests")
+        self.assertIn("  tests/test_b.py:1  test_0, test_1, test_2 and 6 more: no results have a test", page)
+        self.assertNotIn("test_3", page)
+
+    def test_places_that_ci_names_in_vain_stand_once(self):
+        self.write("tests/test_a.py", "def test_ran(): pass\n")
+        self.write(".gitlab-ci.yml", "a:\n  script:\n  - pytest tests/test_a.py tests/gone.py tests/lost\n")
+        code, page, _ = self.command("--tests", self.root / "tests", "--max-new", "0")
+        self.assertEqual(code, 0)
+        self.assertIn("0 of 1 test cannot run: so say the source and the configuration of CI", page)
+        self.assertEqual(page.count(".gitlab-ci.yml:3 names tests/gone.py"), 1)
+        self.assertEqual(page.count(".gitlab-ci.yml:3 names tests/lost"), 1)
+
+    def test_usage(self):
+        self.write("tests/test_a.py", "def test_ran(): pass\n")
+        self.junit(("elsewhere.test_b", "test_ran", ""))
         for words, why in (
+            (self.results, "none of 1 result is of a test in .*, such as .*test_ran"),
             ((*self.results, "--tests", "nowhere"), "there is no such folder"),
             ((self.root / "no.xml",), "no.xml: No such file"),
             ((*self.results, "--max-new", "-1"), "from 0"),
@@ -348,5 +398,5 @@ class CommandTest(CensusTestCase):
             with self.subTest(why):
                 code, _, error = self.command(*words)
                 self.assertEqual(code, 4)
-                self.assertIn(why, error)
+                self.assertRegex(error, why)
                 self.assertEqual(error.count("\n"), 1)
