@@ -1,4 +1,4 @@
-"""What the configuration of CI names of the tests: what its commands run, and places that do not exist."""
+"""The tests that the configuration of CI names: those that its commands run, and places that do not exist."""
 
 from __future__ import annotations
 
