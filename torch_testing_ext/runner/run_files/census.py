@@ -216,6 +216,8 @@ class _Taking:
         for file in self._files:
             for test in file.tests:
                 evidence = self._evidence.get((test.id, test.line), {})
+                if not evidence and self._matcher.has_no_tests(test.id):
+                    continue
                 names = [name for name in evidence if name]
                 if test.is_parametrized or names:
                     names = list(dict.fromkeys([*names, *test.parameters]))

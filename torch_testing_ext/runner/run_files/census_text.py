@@ -38,8 +38,8 @@ def census_lines(census: Census) -> Iterator[str]:
         for (file, detail), alike in groupby(holes, lambda hole: (hole.file, hole.detail)):
             tests = [list(group) for _, group in groupby(alike, lambda hole: hole.line)]
             if len(tests) > _MOST_ALIKE:
-                names = [_names(group) for group in tests]
-                yield f"  {file}:{tests[0][0].line}  {first_names(names, _MOST_ALIKE)}: {detail}"
+                named = first_names([_names(group) for group in tests], _MOST_ALIKE)
+                yield f"  {file}:{tests[0][0].line}  {named}: {detail}"
             else:
                 yield from (f"  {file}:{group[0].line}  {_names(group)}: {detail}" for group in tests)
     if census.mended:
@@ -68,6 +68,9 @@ def _names(holes: Sequence[Hole]) -> str:
     inner = first.test.removeprefix(first.file).removeprefix("::")
     if len(holes) == 1:
         named = inner
+    elif "[" not in inner:
+        # A decorator has made their names.
+        named = first_names([hole.test.rpartition("::")[2] for hole in holes])
     else:
         base = inner.partition("[")[0]
         parameters = [hole.test.partition("[")[2].removesuffix("]") for hole in holes]

@@ -60,7 +60,8 @@ class CiJobs:
 def read_ci_jobs(root: Path, places: Sequence[Path]) -> CiJobs:
     """The jobs of a project with tests in these folders."""
     reader = _Reader(root, [place.relative_to(root) for place in places])
-    commands, dead = [], []
+    commands: list[TestCommand] = []
+    dead: list[str] = []
     for file in _files(root, _CONFIGURATIONS):
         text = text_of(file)
         commands += reader.commands(text)

@@ -43,17 +43,26 @@ class Matcher:
             cls = cls.rpartition("::")[0]
         return ""
 
+    def has_no_tests(self, test: TestId) -> bool:
+        """Whether its class is for something else by what it inherits, such as a model with a method `test_step`."""
+        last = test.cls.rpartition("::")[2]
+        if not self._why_never.get((test.file, test.cls)) or self._is_of_unittest(last):
+            return False
+        return not self._ancestors(last) <= {*self._bases, "object", "ABC", "Generic", "Protocol"}
+
     def _is_of_unittest(self, cls: str) -> bool:
         """Whether a class is a TestCase, as far as the files say: one from elsewhere is, if its name has "Test"."""
+        above = self._ancestors(cls)
+        return any(name.endswith("TestCase") or ("Test" in name and name not in self._bases) for name in above)
+
+    def _ancestors(self, cls: str) -> set[str]:
+        """The class and all that it inherits from, by name."""
         waiting, seen = [cls], {cls}
         while waiting:
-            name = waiting.pop()
-            bases = self._bases.get(name)
-            if name.endswith("TestCase") or (bases is None and "Test" in name):
-                return True
-            waiting += (bases or set()) - seen
-            seen |= bases or set()
-        return False
+            bases = self._bases.get(waiting.pop(), set()) - seen
+            waiting += bases
+            seen |= bases
+        return seen
 
     def matches(self, test: TestId, is_foreign: bool) -> tuple[DefinedTest, ...]:
         """The definitions that a result may be of: one, several if its name does not say more, or none."""
@@ -140,17 +149,8 @@ class Matcher:
 
     def _inherits(self, cls: str, base: str) -> bool:
         """Whether a class has the other among those that it inherits from, by name."""
-        base = base.rpartition("::")[2]
-        waiting = [cls.rpartition("::")[2]]
-        seen: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name == base and seen:
-                return True
-            if name not in seen:
-                seen.add(name)
-                waiting += self._bases.get(name, ())
-        return False
+        above = self._ancestors(cls.rpartition("::")[2])
+        return any(base.rpartition("::")[2] in self._bases.get(name, ()) for name in above)
 
 
 def _module(file: str) -> list[str]:

@@ -194,6 +194,12 @@ class PlantedHoleTest(CensusTestCase):
         self.add("class Far(Base):\n    def test_x(self): pass")
         self.assertHole("test_a.py::Far::test_x", HoleReason.NOT_SELECTED, "no results have it")
 
+    def test_a_class_from_elsewhere_that_is_not_for_tests(self):
+        self.add(
+            "class Model(LightningModule):\n    def test_step(self): pass\nclass Sub(Model):\n    def test_x(self): 0"
+        )
+        self.assertEqual(self.holes(), {})
+
     def test_a_class_within_one_that_is_not_collected(self):
         self.add("class CheckX:\n    class TestY:\n        def test_x(self): pass")
         self.assertHole(
@@ -209,6 +215,12 @@ class PlantedHoleTest(CensusTestCase):
     def test_inherited_tests_run_where_they_are_inherited(self):
         self.add("class Shared:\n    def test_x(self): pass\nclass TestReal(Shared):\n    pass")
         self.ran(passed("tests/test_a.py::TestReal::test_x"))
+        self.assertEqual(self.holes(), {})
+
+    def test_a_class_that_inherits_from_one_of_its_name(self):
+        self.write("tests/base.py", "class TestX:\n    def test_x(self): pass")
+        self.add("import base\nclass TestX(base.TestX):\n    pass")
+        self.ran(passed("tests/test_a.py::TestX::test_x"))
         self.assertEqual(self.holes(), {})
 
     def test_a_shadowed_method(self):
@@ -325,6 +337,12 @@ class OtherRunnersTest(CensusTestCase):
         self.write("tests/sub/test_a.py", "class TestA(TestCase):\n    def test_x(self, device): pass")
         self.junit(("tests.sub.test_a.TestA", "test_x_cpu_float32", ""))
         self.assertEqual(self.holes(), {})
+
+    def test_tests_that_decorators_make_and_that_skip(self):
+        self.write("tests/sub/test_a.py", "class TestA(TestCase):\n    @expand([1, 2])\n    def test_x(self, x): pass")
+        skip = '<skipped message="no"/>'
+        self.junit(*(("tests.sub.test_a.TestA", f"test_x_{n}", skip) for n in (0, 1)))
+        self.assertIn("tests/sub/test_a.py:3  test_x_0, test_x_1: ", "\n".join(census_lines(self.census())))
 
     def test_two_files_of_one_name_are_unknown(self):
         self.write("tests/other/test_a.py", "def test_y(): pass")
