@@ -81,17 +81,22 @@ class EventLoop:
 
     def step(self, until: float | None = None) -> bool:
         """Wait for the next event and call back. Returns False if the time `until` came first."""
-        ready = self.wait(self._seconds_until(until))
-        for key, _ in ready:
-            # A callback before this one may have stopped listening to the descriptor.
-            if self._selector.get_map().get(key.fd) is key:
-                key.data()
-        happened = self._call_due_timers() or bool(ready)
+        happened = self._call_readable(self._seconds_until(until))
+        happened = self._call_due_timers() or happened
         if not happened and self._idle:
             call = self._idle.popleft()
             call()
             return True
         return happened
+
+    def _call_readable(self, seconds: float | None) -> bool:
+        """Wait so long for sources that are readable, and call back. Returns whether there were any."""
+        ready = self.wait(seconds)
+        for key, _ in ready:
+            # A callback before this one may have stopped listening to the descriptor.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        return bool(ready)
 
     def wait(self, seconds: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait so long for sources that are readable, or without an end, and return them."""
@@ -112,7 +117,10 @@ class EventLoop:
     def _call_due_timers(self) -> bool:
         now = self.clock()
         due = [timer for timer in self._timers if timer.at <= now and not timer.cancelled]
-        self._timers = [timer for timer in self._timers if timer.at > now]
+        if due:
+            # What has come in time counts, however long the callbacks before have taken: it may cancel a timer.
+            self._call_readable(0.0)
+        self._timers = [timer for timer in self._timers if timer not in due]
         for timer in sorted(due, key=lambda timer: timer.at):
             if not timer.cancelled:
                 timer.call()

@@ -132,8 +132,6 @@ class ForkServerClient:
                 self._on_message(message)
         except (EOFError, OSError):
             self._lose()
-        except (ServerUnfit, CannotStart):
-            raise
         except BaseException:
             # Interrupted: messages may be lost.
             self.give_up()
@@ -158,10 +156,11 @@ class ForkServerClient:
             case fork_server_messages.Dumped(run):
                 if run in self.runs:
                     self.runs[run].dumped = True
-            case fork_server_messages.StartFailed(_, why, needs_new_server):
-                if needs_new_server:
-                    raise ServerUnfit(why)
-                raise CannotStart(f"ranks could not be started: {why}", is_refused=True)
+            case fork_server_messages.StartFailed(run, why, needs_new_server):
+                if run in self.runs:
+                    unfit = ServerUnfit(why) if needs_new_server else None
+                    refused = CannotStart(f"ranks could not be started: {why}", is_refused=True)
+                    self.runs[run].why_not_started = unfit or refused
             case _:
                 unexpected(message)
 
@@ -224,6 +223,8 @@ class Run:
     owns_server: bool = False
     # Ranks that are being started later than the others, or again.
     starting: set[int] = field(default_factory=set)
+    # The failure of the latest start, until it is raised.
+    why_not_started: ServerUnfit | CannotStart | None = None
 
     @property
     def alive(self) -> list[int]:
@@ -254,7 +255,15 @@ class Run:
     def _start(self, rank: int, job: Job) -> None:
         self.starting.add(rank)
         self.server.send(fork_server_messages.Start(self.number, rank, pickle.dumps(job)))
-        self.wait_until(lambda: rank not in self.starting)
+        self.wait_for_start(lambda: rank not in self.starting)
+
+    def wait_for_start(self, done: Callable[[], bool]) -> None:
+        """Wait until what this run has asked for has started. Raises CannotStart, or ServerUnfit."""
+        # Not where its message is read: ends of ranks that come with it count, too.
+        self.wait_until(lambda: done() or self.why_not_started is not None)
+        failure, self.why_not_started = self.why_not_started, None
+        if failure is not None:
+            raise failure
 
     def on_started(self, rank: int, pid: int) -> None:
         self.exits.pop(rank, None)

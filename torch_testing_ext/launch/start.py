@@ -113,7 +113,7 @@ class Launcher:
         server.runs[run.number] = run
         try:
             server.send(Launch(run.number, pickle.dumps(run.job)))
-            run.wait_until(lambda: bool(run.pids))
+            run.wait_for_start(lambda: bool(run.pids))
             if run.lost:
                 raise ServerUnfit(run.lost)
         except BaseException:

@@ -58,6 +58,32 @@ class TestEventLoop(unittest.TestCase):
         self.loop.step()
         self.assertEqual(self.seen, [])
 
+    def test_what_has_come_in_time_may_cancel_a_timer(self) -> None:
+        """A callback takes so long that the timer is due, and meanwhile another source has become readable."""
+        loop = JumpingLoop.of(self)
+        other_reading, other_writing = os.pipe()
+        self.addCleanup(os.close, other_reading)
+        self.addCleanup(os.close, other_writing)
+        deadline = loop.after(10.0, lambda: self.seen.append("too late"))
+
+        def work() -> None:
+            os.read(self.reading, 1)
+            os.write(other_writing, b"x")
+            loop.now += 20.0
+
+        def end() -> None:
+            os.read(other_reading, 1)
+            self.seen.append("ended")
+            deadline.cancel()
+            loop.after(0.0, lambda: self.seen.append("after it"))
+
+        loop.listen(self.reading, work)
+        loop.listen(other_reading, end)
+        os.write(self.writing, b"x")
+        loop.step()
+        loop.step()
+        self.assertEqual(self.seen, ["ended", "after it"])
+
     def test_timers_follow_its_clock(self) -> None:
         loop = JumpingLoop.of(self)
         for seconds in (100.0, 0.1, 1e-9):

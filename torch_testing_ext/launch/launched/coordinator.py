@@ -84,8 +84,12 @@ class Coordinator(threading.Thread):
     def run(self) -> None:
         try:
             self._loop.listen(self._listener, lambda: self._admit(self._listener.accept()[0]))
+            # It moves on only when nothing else has happened: what has come in time counts, however late it is read,
+            # as while the test of this process keeps the GIL.
+            reached = now()
             while not self._is_closed:
-                self._loop.step(self._proceed())
+                if not self._loop.step(self._proceed(reached)):
+                    reached = now()
         except BaseException as error:
             # Without a coordinator, no test can pass.
             self._launched.abandon(f"the results of the ranks cannot be combined: {error!r}")
@@ -159,19 +163,19 @@ class Coordinator(threading.Thread):
 
     # -- a round
 
-    def _proceed(self) -> float | None:
-        """Do all that is to be done now. Returns the moment at which to ask again if nothing happens until then."""
+    def _proceed(self, reached: float) -> float | None:
+        """Do all that is to be done at the time `reached`. Returns the one at which to ask again if nothing happens."""
         while True:
             if self._round.watch is None:
-                meeting = self._round.meeting(now())
+                meeting = self._round.meeting(reached)
                 if meeting is Meeting.INCOMPLETE:
                     return self._round.meeting_ends
                 if meeting is Meeting.COMPLETE:
                     self._start()
                 else:
-                    self._refuse(self._round.why_refused(now()))
+                    self._refuse(self._round.why_refused(reached), self._round.is_overdue(reached))
             else:
-                step = self._round.watch.step(now())
+                step = self._round.watch.step(reached)
                 if step.action is WatchAction.WAIT:
                     return step.until
                 self._act(step.action, self._round.watch)
@@ -189,9 +193,9 @@ class Coordinator(threading.Thread):
             case _:
                 raise AssertionError(action)
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, is_overdue: bool) -> None:
         begun = list(self._round.begun)
-        if self._round.is_overdue(now()):
+        if is_overdue:
             self._absent.update(set(range(self._world_size)) - self._ranks.keys())
         if self._absent:
             why = f"{why}. {peer_messages.how_to_unset()}"

@@ -187,7 +187,11 @@ class Member:
 
     def _next(self) -> FromCoordinator | None:
         """The coordinator's next answer; None if it is gone."""
-        return None if self.is_alone else self._inbox.get()
+        answer = self._inbox.get()
+        if answer is None:
+            # For the next call, too. What had come before is in the inbox before it, however late it is taken.
+            self._inbox.put(None)
+        return answer
 
     def _rank_0_was_lost(self) -> str:
         return f"rank 0 of {self.world_size} was lost: {HAS_LEFT}"
