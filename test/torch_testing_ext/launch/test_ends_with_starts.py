@@ -74,7 +74,7 @@ def test_a_start_that_fails(tmp_path):
         mock.patch.object(Run, "_start", start_without_folder),
         mock.patch.object(Channel, "receive", receive_with_end),
         mock.patch.object(ForkServerClient, "give_up", side_effect=AssertionError("an end was lost")),
-        pytest.raises(CannotStart, match="rank 2: .*missing"),
+        pytest.raises(CannotStart, match=r"rank 2: .*missing"),
     ):
         check_world(body, 3, timeout=60)
 

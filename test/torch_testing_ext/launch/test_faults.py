@@ -9,7 +9,9 @@ import tempfile
 import threading
 import time
 import unittest
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,8 @@ from torch_testing_ext._testing.marks.settings_of_tests import sanitize
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.accounts import AccountFile, RankEnding, read_account
+from torch_testing_ext.launch.watching import run_watcher
+from torch_testing_ext.launch.watching.rules import OWN_PROCESSES
 
 
 class Unprintable(Exception):
@@ -90,11 +94,17 @@ class Faults(FourRanks):
                 wait_for(lambda: not lost.exists())  # until its end was noticed
 
     def two_raise(self):
-        if self.rank == 3:
-            raise ValueError("first")
+        with_second = Path(f"{self.file_name}.second")
         if self.rank == 1:
-            time.sleep(0.3)  # later than rank 3, within the grace period
+            with_second.touch()
+            wait_for(lambda: self.account_of(3) is not None)
             raise KeyError("second")
+        if self.rank == 3:
+            wait_for(with_second.exists)
+            raise ValueError("first")
+
+    def account_of(self, rank):
+        return read_account(Path(self.file_name).with_name(f"rank{rank}.account"))
 
     def fails(self):
         self.assertEqual(self.rank, 0)
@@ -314,16 +324,18 @@ class FaultTest(TestCase):
         )
 
     def test_two_raise(self):
-        self.check(
-            "two_raise",
-            "error",
-            "rank 3 of 4 raised",
-            "ValueError: first",
-            "rank 1: error",
-            "KeyError: 'second'",
-            "rank 3's traceback:",
-            "rank 1's traceback:",
-        )
+        patient = replace(OWN_PROCESSES, after_failure=60.0)
+        with mock.patch.object(run_watcher, "OWN_PROCESSES", patient):
+            self.check(
+                "two_raise",
+                "error",
+                "rank 3 of 4 raised",
+                "ValueError: first",
+                "rank 1: error",
+                "KeyError: 'second'",
+                "rank 3's traceback:",
+                "rank 1's traceback:",
+            )
 
     def test_an_assertion_is_a_failure(self):
         self.check("fails", "failed", "rank 0: passed after", "AssertionError")

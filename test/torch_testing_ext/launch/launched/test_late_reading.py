@@ -52,7 +52,7 @@ class CoordinatorTest(unittest.TestCase):
         self.coordinator.start()
 
     def keep_after(self, message: object) -> FromCoordinator:
-        """Once the coordinator has read this of rank 0, rank 1 says the same, and the time goes by. Returns the answer."""
+        """Return the answer to this of rank 0. When it has been read, rank 1 says the same, and the time goes by."""
         on_message = Coordinator._on_message
 
         def on_message_of_rank(self_: Coordinator, rank: int, received: object) -> None:
