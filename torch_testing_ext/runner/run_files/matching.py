@@ -10,6 +10,9 @@ from torch_testing_ext.runner.model import TestId
 
 from .definitions import DefinedFile, DefinedTest
 
+# Bases from elsewhere that say nothing of what a class is for.
+_WITHOUT_MEANING = ("object", "ABC", "Generic", "Protocol")
+
 
 def without_parameters(name: str) -> str:
     return name.partition("[")[0] if name.endswith("]") else name
@@ -31,6 +34,7 @@ class Matcher:
                 self._why_never[file.file, cls.name] = cls.why_never
             for test in file.tests:
                 self._by_name[test.id.method].append(test)
+        self._inherited = frozenset().union(*self._bases.values())
 
     def why_never(self, test: TestId) -> str:
         """Say why pytest collects nothing of its class, nor of another one that inherits its tests."""
@@ -38,7 +42,7 @@ class Matcher:
         while cls:
             why = self._why_never.get((test.file, cls), "")
             last = cls.rpartition("::")[2]
-            if why and not self._is_of_unittest(last) and not any(last in bases for bases in self._bases.values()):
+            if why and last not in self._inherited and not self._is_of_unittest(last):
                 return f"its class is not collected: {why}"
             cls = cls.rpartition("::")[0]
         return ""
@@ -48,7 +52,7 @@ class Matcher:
         last = test.cls.rpartition("::")[2]
         if not self._why_never.get((test.file, test.cls)) or self._is_of_unittest(last):
             return False
-        return not self._ancestors(last) <= {*self._bases, "object", "ABC", "Generic", "Protocol"}
+        return any(name not in self._bases and name not in _WITHOUT_MEANING for name in self._ancestors(last))
 
     def _is_of_unittest(self, cls: str) -> bool:
         """Whether a class is a TestCase, as far as the files say: one from elsewhere is, if its name has "Test"."""
@@ -115,12 +119,12 @@ class Matcher:
         return []
 
     def _own_fit(self, test: TestId, candidate: DefinedTest) -> int:
-        is_same = test.cls == candidate.id.cls
-        if not is_same and not self._inherits(test.cls, candidate.id.cls):
+        is_of_file = test.file == candidate.id.file
+        if is_of_file and test.cls == candidate.id.cls:
+            return 3
+        if not self._inherits(test.cls, candidate.id.cls):
             return 0
-        if test.file != candidate.id.file:
-            return 0 if is_same else 1
-        return 3 if is_same else 2
+        return 2 if is_of_file else 1
 
     def _foreign_fit(self, test: TestId, candidate: DefinedTest) -> int:
         """The number of parts of a dotted name that fit."""
