@@ -78,6 +78,7 @@ def run(file: Path, torch: Path) -> Run:
         environment = {
             **os.environ,
             "PYTHONPATH": str(torch),
+            "PYTORCH_TEST_START_METHOD": "forkserver",  # read only with the patch start-method
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             "TMPDIR": temporary,
@@ -150,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pytorch", type=Path, required=True, metavar="CHECKOUT", help="a checkout with test/")
     parser.add_argument(
-        "--patch", default="forkserver", metavar="NAME", help="a part of its name (default: forkserver)"
+        "--patch", default="start-method", metavar="NAME", help="a part of its name (default: start-method)"
     )
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="run each side N times (default: 2)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="keep the results in FILE, and go on from it")

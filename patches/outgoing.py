@@ -51,12 +51,7 @@ from torch_testing_ext.upstream.mapping import THEIR_KIT, Side, UserError, modul
 # The lines at the top of a file by which PyTorch finds its owners, and says whose it is.
 _HEADER = ("# Owner(s):", "# Copyright")
 # As PyTorch's linter formats its Python.
-_STYLE = (
-    "line-length = 88",
-    "lint.isort.order-by-type = false",
-    "lint.isort.combine-as-imports = true",
-    "lint.isort.lines-after-imports = 2",
-)
+_STYLE = Path(__file__).with_name("tests") / "ruff.toml"
 DIFF = ("diff", "--src-prefix=a/", "--dst-prefix=b/", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative")
 
 
@@ -162,9 +157,8 @@ def formatted(source: bytes, there: bytes | None) -> bytes:
 
 
 def _run_formatter(source: bytes) -> bytes:
-    options = [word for setting in _STYLE for word in ("--config", setting)]
     for words in (["check", "--select", "I", "--fix", "--exit-zero", "--quiet"], ["format"]):
-        command = [sys.executable, "-m", "ruff", words[0], "--isolated", *options, *words[1:], "-"]
+        command = [sys.executable, "-m", "ruff", words[0], "--config", str(_STYLE), *words[1:], "-"]
         done = subprocess.run(command, input=source, capture_output=True, check=False)
         if done.returncode != 0:
             raise UserError(f"ruff {words[0]} failed: {done.stderr.decode(errors='replace').strip()}")

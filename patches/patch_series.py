@@ -98,6 +98,16 @@ def load(directory: Path, version: str, with_old: bool = False) -> tuple[SeriesP
     return tuple(sorted(chosen.values(), key=lambda patch: patch.number))
 
 
+def numbered(directory: Path, number: str) -> SeriesPatch:
+    """The patch of this number, such as "0003", that is to be sent."""
+    found = [match for file in _files(directory, with_old=False) if (match := _NAME.fullmatch(file.name))]
+    chosen = [match for match in found if match["number"] == number]
+    if len(chosen) != 1:
+        numbers = ", ".join(match["number"] for match in found) or "none"
+        raise UserError(f"{directory} has {len(chosen)} patches with number {number}. These are there: {numbers}")
+    return SeriesPatch(directory / chosen[0].string, int(number), chosen[0]["slug"])
+
+
 def _files(directory: Path, with_old: bool) -> list[Path]:
     folders = (directory, directory / OLD) if with_old else (directory,)
     return sorted((file for folder in folders for file in folder.glob("*.patch")), key=lambda file: file.name)

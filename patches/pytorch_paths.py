@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 RECORD = HERE / "pytorch_paths.json"
 SUITES = HERE.parent / "test" / "distributed"
 _TARGET = re.compile(r"^\+\+\+ b/(\S+)$", re.MULTILINE)
+_TARGET_OF_TEST = re.compile(r"^# In PyTorch: (\S+)$", re.MULTILINE)
 _FILE_OF_EDIT = re.compile(r'^FILE = "(\S+)"$', re.MULTILINE)
 
 
@@ -37,6 +38,8 @@ def _names() -> Iterator[tuple[str, str]]:
             yield f"test/distributed/{file.relative_to(SUITES).as_posix()}", "suite"
     for file in sorted((HERE / "test-suite").glob("[0-9]*.py")):
         yield from ((path, file.name) for path in _FILE_OF_EDIT.findall(file.read_text(encoding="utf-8")))
+    for file in sorted((HERE / "tests").glob("test_*.py")):
+        yield from ((path, file.name) for path in _TARGET_OF_TEST.findall(file.read_text(encoding="utf-8")))
     for file in sorted(HERE.glob("*.patch")):
         yield from ((path, file.name) for path in _TARGET.findall(file.read_text(encoding="utf-8")))
 

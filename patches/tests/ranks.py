@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+
 TIMEOUT = timedelta(seconds=15)
 
 
@@ -20,7 +21,9 @@ def run(size: int, function: Callable[[int], Any]) -> list[Any]:
         for pid in pids:
             os.waitpid(pid, 0)
         results = [_result(f"{directory}/rank{rank}") for rank in range(size)]
-    failed = [f"rank {rank}: {error}" for rank, (error, _) in enumerate(results) if error]
+    failed = [
+        f"rank {rank}: {error}" for rank, (error, _) in enumerate(results) if error
+    ]
     if failed:
         raise RuntimeError("\n".join(failed))
     return [value for _, value in results]
@@ -33,7 +36,9 @@ def _fork(rank: int, size: int, directory: str, function: Callable[[int], Any]) 
     error, value = "", None
     try:
         store = dist.FileStore(f"{directory}/store", size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT
+        )
         value = function(rank)
     except BaseException:
         error = traceback.format_exc()

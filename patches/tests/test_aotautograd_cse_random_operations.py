@@ -7,6 +7,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.nn import functional as F
 
+
 OPERATIONS = {
     "randn_like": torch.randn_like,
     "randint_like": lambda t: torch.randint_like(t, 1000),
@@ -61,9 +62,15 @@ class RandomOperationsTest(unittest.TestCase):
             return (weight.exp() + weight.exp()).sum()
 
         torch._dynamo.reset()
-        backend = aot_autograd(fw_compiler=keep, partition_fn=min_cut_rematerialization_partition)
+        backend = aot_autograd(
+            fw_compiler=keep, partition_fn=min_cut_rematerialization_partition
+        )
         torch.compile(twice, backend=backend)(torch.ones(3, requires_grad=True))
-        exponentials = [node for node in graphs[0].graph.nodes if node.target is torch.ops.aten.exp.default]
+        exponentials = [
+            node
+            for node in graphs[0].graph.nodes
+            if node.target is torch.ops.aten.exp.default
+        ]
         self.assertEqual(len(exponentials), 1)
 
 

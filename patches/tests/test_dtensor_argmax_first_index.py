@@ -1,49 +1,55 @@
-"""argmax, argmin and the indices of max and min over sharded dims: the first of several equal elements."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/tensor/test_math_ops.py
 
-import itertools
-import unittest
-
-import ranks
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
-
-# Few values, so that most are equal.
-TENSORS = (
-    torch.tensor([[0.0, 5.0], [5.0, 0.0]]),
-    torch.tensor([[1.0, 2.0, 2.0, 0.0], [2.0, 0.0, 1.0, 2.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1.0, 2.0]]),
-    torch.tensor([[0.0, float("nan")], [float("nan"), 3.0]]),
-    torch.tensor([[3, 3, 1, 1], [1, 3, 3, 3]]),
+from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    create_local_tensor_test_class,
+    DTensorTestBase,
+    with_comms,
 )
-OPERATIONS = {
-    "argmax": lambda t: t.argmax(),
-    "argmin": lambda t: t.argmin(),
-    "argmax(0)": lambda t: t.argmax(0),
-    "argmin(1, keepdim)": lambda t: t.argmin(1, keepdim=True),
-    "max(0)": lambda t: t.max(0).indices,
-    "min(1)": lambda t: t.min(1).indices,
-}
 
 
-def wrong(shape: tuple[int, ...], placements: list[tuple[Placement, ...]]) -> list[str]:
-    mesh = init_device_mesh("cpu", shape)
-    found = []
-    for tensor, (name, operation), placement in itertools.product(TENSORS, OPERATIONS.items(), placements):
-        got = operation(distribute_tensor(tensor, mesh, placement, src_data_rank=None)).full_tensor()
-        if got.tolist() != operation(tensor).tolist():
-            found.append(f"{name} of {tensor.tolist()} as {placement}: {got.tolist()}")
-    return found
+class DistMathOpsTest(DTensorTestBase):
+    @with_comms
+    def test_argmax_argmin_first_index(self):
+        # Few distinct values, so that most elements are equal to others.
+        nan = float("nan")
+        tensors = [
+            [[0, 5, 5, 5], [5, 0, 0, 0], [5, 0, 0, 5], [0, 5, 5, 0]],
+            [[1, 2, 2, 0], [2, 0, 1, 2], [2, 2, 0, 0], [0, 0, 1, 2]],
+            [[0, 0, nan, 3], [nan, 3, 0, 0], [0, nan, 3, 3], [nan, 0, 3, 0]],
+        ]
+        ops = [
+            torch.argmax,
+            torch.argmin,
+            lambda t: t.argmax(0),
+            lambda t: t.argmin(1, keepdim=True),
+        ]
+        mesh = self.build_device_mesh()
+        mesh_2d = init_device_mesh(self.device_type, (2, self.world_size // 2))
+        layouts = [
+            (mesh, [Shard(0)]),
+            (mesh, [Shard(1)]),
+            (mesh, [Replicate()]),
+            (mesh_2d, [Shard(1), Shard(0)]),
+            (mesh_2d, [Shard(0), Shard(1)]),
+            (mesh_2d, [Shard(0), Shard(0)]),
+            (mesh_2d, [Replicate(), Shard(1)]),
+        ]
+        for values in tensors:
+            tensor = torch.tensor(values, dtype=torch.float, device=self.device_type)
+            for device_mesh, placements in layouts:
+                dtensor = distribute_tensor(tensor, device_mesh, placements)
+                for op in ops:
+                    self.assertEqual(op(dtensor).full_tensor(), op(tensor))
 
 
-class ArgmaxTest(unittest.TestCase):
-    def test_one_mesh_dim(self) -> None:
-        placements: list[tuple[Placement, ...]] = [(Shard(0),), (Shard(1),), (Replicate(),)]
-        self.assertEqual(ranks.run(2, lambda rank: wrong((2,), placements))[0], [])
-
-    def test_two_mesh_dims(self) -> None:
-        placements: list[tuple[Placement, ...]] = [(Shard(1), Shard(0)), (Shard(0), Shard(1)), (Replicate(), Shard(1))]
-        self.assertEqual(ranks.run(4, lambda rank: wrong((2, 2), placements))[0], [])
-
+DistMathOpsTestWithLocalTensor = create_local_tensor_test_class(
+    DistMathOpsTest,
+)
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

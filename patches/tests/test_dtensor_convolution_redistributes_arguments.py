@@ -1,52 +1,48 @@
-"""Convolutions of DTensors with any placements, forward and backward."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/tensor/test_convolution_ops.py
 
 import itertools
-import unittest
 
-import ranks
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-REPLICATE, FIRST, SECOND = Replicate(), Shard(0), Shard(1)
-
-
-def arguments(dims: int) -> list[torch.Tensor]:
-    images = torch.arange(2.0 * 2 * 4**dims).view(2, 2, *[4] * dims) % 7 - 3
-    weights = torch.arange(4.0 * 2 * 3**dims).view(4, 2, *[3] * dims) % 5 - 2
-    return [images, weights, torch.arange(4.0)]
+from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.nn import functional as F
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    with_comms,
+)
 
 
-def results(dims: int, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    convolve = torch.nn.functional.conv1d if dims == 1 else torch.nn.functional.conv2d
-    leaves = [tensor.requires_grad_() for tensor in given]
-    output = convolve(*leaves)
-    output.sum().backward()
-    return [output, *[leaf.grad for leaf in leaves]]
+class DistConvolutionOpsTest(DTensorTestBase):
+    @property
+    def world_size(self) -> int:
+        return 2
 
+    @with_comms
+    def test_conv_with_any_placements(self):
+        mesh = self.build_device_mesh()
+        choices = [Replicate(), Shard(0), Shard(1)]
+        for conv, dims in ((F.conv1d, 1), (F.conv2d, 2)):
+            inp = torch.arange(2.0 * 2 * 4**dims).view(2, 2, *[4] * dims) % 7 - 3
+            weight = torch.arange(4.0 * 2 * 3**dims).view(4, 2, *[3] * dims) % 5 - 2
+            args = [
+                arg.to(self.device_type) for arg in (inp, weight, torch.arange(4.0))
+            ]
+            ref_args = [arg.clone().requires_grad_() for arg in args]
+            ref_out = conv(*ref_args)
+            ref_out.sum().backward()
 
-def wrong() -> list[str]:
-    mesh = init_device_mesh("cpu", (2,))
-    found = []
-    choices = ([REPLICATE, FIRST, SECOND], [REPLICATE, FIRST, SECOND], [REPLICATE, FIRST])
-    for dims, placements in itertools.product((1, 2), itertools.product(*choices)):
-        given = zip(arguments(dims), placements, strict=True)
-        sharded = [distribute_tensor(tensor, mesh, [placement], src_data_rank=None) for tensor, placement in given]
-        try:
-            got = [result.full_tensor() for result in results(dims, sharded)]
-        except RuntimeError as error:
-            found.append(f"conv{dims}d of {placements}: {error}")
-            continue
-        wanted = results(dims, arguments(dims))
-        if any(one.shape != other.shape or not one.equal(other) for one, other in zip(got, wanted, strict=True)):
-            found.append(f"conv{dims}d of {placements} is wrong")
-    return found
-
-
-class ConvolutionTest(unittest.TestCase):
-    def test_values(self) -> None:
-        self.assertEqual(ranks.run(2, lambda rank: wrong())[0], [])
+            for placements in itertools.product(choices, choices, choices[:2]):
+                dist_args = [
+                    distribute_tensor(arg, mesh, [placement]).requires_grad_()
+                    for arg, placement in zip(args, placements)
+                ]
+                out = conv(*dist_args)
+                out.sum().backward()
+                self.assertEqual(out.full_tensor(), ref_out)
+                for dist_arg, ref_arg in zip(dist_args, ref_args):
+                    self.assertEqual(dist_arg.grad.full_tensor(), ref_arg.grad)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

@@ -1,39 +1,55 @@
-"""Cross products of DTensors of which one is broadcast."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/tensor/test_math_ops.py
 
 import itertools
-import unittest
 
-import ranks
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    create_local_tensor_test_class,
+    DTensorTestBase,
+    with_comms,
+)
 
-PLACEMENTS = (Replicate(), Shard(0), Shard(1))
-SHAPES = (((1, 3), (4, 3)), ((5, 3), (1, 3)), ((5, 3), (5, 3)), ((1, 3), (1, 3)), ((3, 1), (3, 4)))
 
-
-def wrong() -> list[str]:
-    mesh = init_device_mesh("cpu", (2,))
-    found = []
-    for shapes, placements in itertools.product(SHAPES, itertools.product(PLACEMENTS, PLACEMENTS)):
-        full = [torch.arange(float(shape[0] * shape[1])).view(shape) % 5 + index for index, shape in enumerate(shapes)]
-        dim = shapes[0].index(3)
-        sharded = [
-            distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
-            for tensor, placement in zip(full, placements, strict=True)
+class DistMathOpsTest(DTensorTestBase):
+    @with_comms
+    def test_linalg_cross_broadcast(self):
+        mesh = self.build_device_mesh()
+        # The size of the dim of the product is 3. In all but one case, an input is
+        # broadcast.
+        shapes = [
+            ((1, 3), (4, 3)),
+            ((5, 3), (1, 3)),
+            ((1, 3), (1, 3)),
+            ((3, 1), (3, 4)),
+            ((5, 3), (5, 3)),
         ]
-        local = torch.linalg.cross(*sharded, dim=dim)
-        wanted = torch.linalg.cross(*full, dim=dim)
-        expected = distribute_tensor(wanted, mesh, local.placements, src_data_rank=None)
-        if local.to_local().shape != expected.to_local().shape or not local.full_tensor().equal(wanted):
-            found.append(f"{shapes} as {placements}")
-    return found
+        placements = [Replicate(), Shard(0), Shard(1)]
+        for (shape, other_shape), (placement, other_placement) in itertools.product(
+            shapes, itertools.product(placements, placements)
+        ):
+            dim = shape.index(3)
+            tensor, other = (
+                torch.arange(float(torch.Size(size).numel())).view(size) % 5 + offset
+                for offset, size in enumerate((shape, other_shape))
+            )
+            tensor, other = tensor.to(self.device_type), other.to(self.device_type)
+            result = torch.linalg.cross(
+                distribute_tensor(tensor, mesh, [placement]),
+                distribute_tensor(other, mesh, [other_placement]),
+                dim=dim,
+            )
+            expected = torch.linalg.cross(tensor, other, dim=dim)
+            self.assertEqual(result.full_tensor(), expected)
+            local = distribute_tensor(expected, mesh, result.placements).to_local()
+            self.assertEqual(result.to_local().shape, local.shape)
 
 
-class CrossProductTest(unittest.TestCase):
-    def test_values(self) -> None:
-        self.assertEqual(ranks.run(2, lambda rank: wrong()), [[], []])
-
+DistMathOpsTestWithLocalTensor = create_local_tensor_test_class(
+    DistMathOpsTest,
+)
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

@@ -1,37 +1,39 @@
-"""Lookups in an embedding sharded by rows, when some ranks hold no row."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/tensor/test_embedding_ops.py
 
-import unittest
-
-import ranks
 import torch
-import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor, Replicate, Shard
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    with_comms,
+)
 
 
-def wrong(size: int, rows: int) -> list[str]:
-    mesh = init_device_mesh("cpu", (size,))
-    full = torch.arange(1.0, 1 + 2 * rows).view(rows, 2).requires_grad_()
-    indices = torch.tensor([[0, rows - 1], [rows // 2, 0]])
-    weight = distribute_tensor(full.detach(), mesh, [Shard(0)], src_data_rank=None).requires_grad_()
-    got = F.embedding(distribute_tensor(indices, mesh, [Replicate()], src_data_rank=None), weight)
-    right = F.embedding(indices, full)
-    got = got.full_tensor()
-    (got * right.detach()).sum().backward()
-    (right * right.detach()).sum().backward()
-    found = [] if torch.equal(got, right) else [f"{rows} rows: {got.tolist()}"]
-    gradient = weight.grad.full_tensor()
-    return found if torch.equal(gradient, full.grad) else [*found, f"{rows} rows: gradient {gradient.tolist()}"]
+class TestEmbeddingOp(DTensorTestBase):
+    @with_comms
+    def test_sharded_embedding_rowwise_rank_without_rows(self):
+        mesh = self.build_device_mesh()
+        # Over four ranks, five rows are 2, 2, 1 and 0, and six are 2, 2, 2 and 0.
+        for rows in range(1, self.world_size + 3):
+            weight = torch.arange(2.0 * rows, device=self.device_type).view(rows, 2)
+            weight.requires_grad_()
+            indices = torch.tensor([[0, rows - 1], [rows // 2, 0]])
+            indices = indices.to(self.device_type)
+            dist_weight = distribute_tensor(weight.detach(), mesh, [Shard(0)])
+            dist_weight.requires_grad_()
+            dist_indices = distribute_tensor(indices, mesh, [Replicate()])
 
+            output = torch.nn.functional.embedding(indices, weight)
+            dist_output = torch.nn.functional.embedding(dist_indices, dist_weight)
+            full_output = dist_output.full_tensor()
+            self.assertEqual(full_output, output)
 
-class EmbeddingTest(unittest.TestCase):
-    def test_two_ranks(self) -> None:
-        self.assertEqual(ranks.run(2, lambda rank: [wrong(2, rows) for rows in (1, 2, 3)]), [[[]] * 3] * 2)
-
-    def test_three_ranks(self) -> None:
-        # The last rank holds none of four rows.
-        self.assertEqual(ranks.run(3, lambda rank: [wrong(3, rows) for rows in (1, 2, 4, 5, 7)]), [[[]] * 5] * 3)
+            factors = torch.arange(8.0, device=self.device_type).view(2, 2, 2)
+            (output * factors).sum().backward()
+            (full_output * factors).sum().backward()
+            self.assertEqual(dist_weight.grad.full_tensor(), weight.grad)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

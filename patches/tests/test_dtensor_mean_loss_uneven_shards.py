@@ -1,54 +1,48 @@
-"""Losses that are traced through their decomposition, over shards that differ in size."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/tensor/test_decompositions.py
 
-import unittest
-
-import ranks
 import torch
-import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
-
-LOSSES = {
-    "mse": lambda t: F.mse_loss(t, t * 2),
-    "huber": lambda t: F.huber_loss(t, t * 3),
-    "smooth_l1": lambda t: F.smooth_l1_loss(t, t * 3),
-    "binary cross entropy": lambda t: F.binary_cross_entropy_with_logits(t, t / 3),
-    "binary cross entropy of probabilities": lambda t: F.binary_cross_entropy(t / 100, t / 120),
-    "soft margin": lambda t: F.soft_margin_loss(t, t / 10),
-    "mse, summed": lambda t: F.mse_loss(t, t * 2, reduction="sum"),
-}
-SHAPES = ((3,), (4,), (5, 2), (2, 3), (7, 3))
+from torch.distributed.tensor.placement_types import Shard
+from torch.testing._internal.common_utils import run_tests
+from torch.testing._internal.distributed._tensor.common_dtensor import (
+    DTensorTestBase,
+    with_comms,
+)
 
 
-def wrong() -> list[str]:
-    mesh = init_device_mesh("cpu", (2,))
-    found = []
-    for name, loss in LOSSES.items():
-        for shape in SHAPES:
-            for dim in range(len(shape)):
-                full = torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)
-                got = loss(distribute_tensor(full, mesh, [Shard(dim)], src_data_rank=None)).full_tensor()
-                if not torch.allclose(got, loss(full)):
-                    found.append(f"{name} of {shape} sharded on {dim}: {got.item()}, not {loss(full).item()}")
-    return found
+class TestDecompShardingWithComms(DTensorTestBase):
+    @with_comms
+    def test_mean_losses_of_uneven_shards(self):
+        """
+        The mean of the ranks' means is the mean only if all shards are even.
 
-
-def communication_of_even_shards() -> int:
-    mesh = init_device_mesh("cpu", (2,))
-    sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None)
-    with CommDebugMode() as counted:
-        F.mse_loss(sharded, sharded * 2)
-    return counted.get_total_counts()
-
-
-class MeanLossTest(unittest.TestCase):
-    def test_values(self) -> None:
-        self.assertEqual(ranks.run(2, lambda rank: wrong())[0], [])
-
-    def test_even_shards_need_no_communication(self) -> None:
-        self.assertEqual(ranks.run(2, lambda rank: communication_of_even_shards()), [0, 0])
+        The shapes are those of shards that differ, of a rank without elements, and
+        of even shards, which need no communication before the loss.
+        """
+        mesh = self.build_device_mesh()
+        losses = [
+            lambda t: torch.nn.functional.mse_loss(t, t * 2),
+            lambda t: torch.nn.functional.huber_loss(t, t * 3),
+            lambda t: torch.nn.functional.smooth_l1_loss(t, t * 3),
+            lambda t: torch.nn.functional.soft_margin_loss(t, t / 10),
+            lambda t: torch.nn.functional.binary_cross_entropy(t / 100, t / 120),
+            lambda t: torch.nn.functional.binary_cross_entropy_with_logits(t, t / 3),
+            lambda t: torch.nn.functional.mse_loss(t, t * 2, reduction="sum"),
+        ]
+        for shape in ((6,), (3,), (7, 5), (4, 8)):
+            numel = torch.Size(shape).numel()
+            tensor = torch.arange(1.0, 1 + numel, device=self.device_type).view(shape)
+            for dim in range(tensor.ndim):
+                dtensor = distribute_tensor(tensor, mesh, [Shard(dim)])
+                for loss in losses:
+                    with CommDebugMode() as comm_mode:
+                        result = loss(dtensor)
+                    self.assertEqual(result.full_tensor(), loss(tensor))
+                    if shape[dim] % self.world_size == 0:
+                        self.assertEqual(comm_mode.get_total_counts(), 0)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

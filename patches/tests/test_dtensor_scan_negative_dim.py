@@ -5,7 +5,7 @@ import unittest
 import ranks
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor, Shard
 
 
 def wrong() -> list[str]:
@@ -14,10 +14,16 @@ def wrong() -> list[str]:
     found = []
     for scan in (torch.cumsum, torch.cumprod, torch.logcumsumexp):
         for sharded_dim in (0, 1):
-            sharded = distribute_tensor(full, mesh, [Shard(sharded_dim)], src_data_rank=None)
+            sharded = distribute_tensor(
+                full, mesh, [Shard(sharded_dim)], src_data_rank=None
+            )
             for dim in (-2, -1, 0, 1):
-                if not torch.allclose(scan(sharded, dim).full_tensor(), scan(full, dim)):
-                    found.append(f"{scan.__name__} along {dim}, sharded on {sharded_dim}")
+                if not torch.allclose(
+                    scan(sharded, dim).full_tensor(), scan(full, dim)
+                ):
+                    found.append(
+                        f"{scan.__name__} along {dim}, sharded on {sharded_dim}"
+                    )
     return found
 
 

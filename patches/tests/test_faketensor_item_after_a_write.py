@@ -7,6 +7,7 @@ from unittest import mock
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
+
 WRITES = {
     "mul_": lambda t: t.mul_(3),
     "add_": lambda t: t.add_(1),
@@ -18,12 +19,17 @@ WRITES = {
 }
 
 
-def compiled_and_eager(step: Callable, backend: str = "aot_eager") -> list[tuple[float, float]]:
+def compiled_and_eager(
+    step: Callable, backend: str = "aot_eager"
+) -> list[tuple[float, float]]:
     """The loss and the scalar after each of three steps that are compiled, then of three in eager mode."""
     torch._dynamo.reset()
     ended = []
     for run in (torch.compile(step, backend=backend), step):
-        weight, scalar = torch.ones(3, requires_grad=True), torch.tensor(2.0, dtype=torch.float64)
+        weight, scalar = (
+            torch.ones(3, requires_grad=True),
+            torch.tensor(2.0, dtype=torch.float64),
+        )
         rows = []
         for _ in range(3):
             loss = run(weight, scalar)
@@ -70,8 +76,13 @@ class ScalarTest(unittest.TestCase):
 
         torch._dynamo.reset()
         backend = aot_autograd(fw_compiler=keep)
-        scale = torch.compile(lambda weight, number: (weight * number).sum(), backend=backend)
-        got = [scale(torch.ones(3, requires_grad=True), number).item() for number in (1.5, 2.5, 3.5, 4.5)]
+        scale = torch.compile(
+            lambda weight, number: (weight * number).sum(), backend=backend
+        )
+        got = [
+            scale(torch.ones(3, requires_grad=True), number).item()
+            for number in (1.5, 2.5, 3.5, 4.5)
+        ]
         self.assertEqual((got, len(graphs)), ([4.5, 7.5, 10.5, 13.5], 2))
 
 

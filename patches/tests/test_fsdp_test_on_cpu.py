@@ -1,40 +1,43 @@
-"""FSDPTest and FSDPTestContinuous: on a machine without accelerators their tests run on two ranks."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/fsdp/test_fsdp_misc.py
 
+import copy
 import unittest
 
-from outcomes import outcome
-
-CASE = """
+import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.common_fsdp import FSDPTest, FSDPTestContinuous
-
-class Subject({base}):
-    def test_it(self):
-        self.assertEqual(dist.get_world_size(), 2)
-        self.assertEqual(dist.get_backend(), "gloo")
-        gradients = []
-        for wrap in (DistributedDataParallel, lambda m: FullyShardedDataParallel(m, device_id=torch.device("cpu"))):
-            torch.manual_seed(0)
-            model = wrap(torch.nn.Linear(4, 4, bias=False))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            model(torch.full((2, 4), float(self.rank + 1))).sum().backward()
-            optimizer.step()
-            gradients.append(model(torch.ones(1, 4)).detach())
-        self.assertEqual(*gradients)
-"""
+from torch.testing._internal.common_utils import run_tests
 
 
-class OnCpuTest(unittest.TestCase):
-    def test_fsdp_test(self) -> None:
-        ended, output = outcome(CASE.format(base="FSDPTest"))
-        self.assertEqual(ended, "passed", output)
+def _check_fsdp_trains_as_ddp(test):
+    test.assertEqual(dist.get_world_size(), 2)
+    test.assertEqual(dist.get_backend(), "gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    outputs = []
+    for wrap in (DDP, lambda model: FSDP(model, device_id=torch.device("cpu"))):
+        wrapped = wrap(copy.deepcopy(model))
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        wrapped(torch.full((2, 4), test.rank + 1.0)).sum().backward()
+        optimizer.step()
+        outputs.append(wrapped(torch.ones(1, 4)).detach())
+    test.assertEqual(*outputs)
 
-    def test_fsdp_test_continuous(self) -> None:
-        ended, output = outcome(CASE.format(base="FSDPTestContinuous"))
-        self.assertEqual(ended, "passed", output)
+
+@unittest.skipIf(torch.accelerator.is_available(), "For the CPU alone")
+class TestFSDPTestOnCPU(FSDPTest):
+    def test_fsdp_trains_as_ddp(self):
+        _check_fsdp_trains_as_ddp(self)
+
+
+@unittest.skipIf(torch.accelerator.is_available(), "For the CPU alone")
+class TestFSDPTestContinuousOnCPU(FSDPTestContinuous):
+    def test_fsdp_trains_as_ddp(self):
+        _check_fsdp_trains_as_ddp(self)
 
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

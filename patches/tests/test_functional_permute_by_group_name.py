@@ -1,36 +1,36 @@
-"""The functional permute_tensor, with a group given in different ways."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/test_functional_api.py
 
-import unittest
-from typing import Any
-
-import ranks
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-
-SIZE = 3
-
-
-def rotated(rank: int) -> list[list[Any]]:
-    """What this rank gets from the one before it, in the world and in a group of the first two ranks."""
-    world, first = dist.group.WORLD, dist.new_group([0, 1])
-    found = [_rotated(rank, SIZE, way) for way in (world, world.group_name, [*range(SIZE)])]
-    if rank < 2:
-        found += [_rotated(rank, 2, way) for way in (first, first.group_name)]
-    return found
+import torch.distributed._functional_collectives as ft_c
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
+from torch.testing._internal.common_utils import run_tests
 
 
-def _rotated(rank: int, size: int, group: Any) -> list[float]:
-    got = functional.permute_tensor(torch.full((2,), float(rank)), [(one + 1) % size for one in range(size)], group)
-    return got.tolist()
+class TestExpand(MultiThreadedTestCase):
+    @property
+    def world_size(self):
+        return 4
 
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
 
-class PermuteTest(unittest.TestCase):
-    def test_each_way_to_name_a_group(self) -> None:
-        world = [[[float((rank - 1) % SIZE)] * 2] * 3 for rank in range(SIZE)]
-        first = [[[float(1 - rank)] * 2] * 2 for rank in range(2)]
-        self.assertEqual(ranks.run(SIZE, rotated), [world[0] + first[0], world[1] + first[1], world[2]])
+    def test_expand_group_name(self):
+        # Two groups of two ranks: ranks 0 and 1, and ranks 2 and 3
+        halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        for group in (dist.group.WORLD, halves[dist.get_rank() // 2]):
+            self.assertEqual(
+                ft_c._expand_group(group.group_name), ft_c._expand_group(group)
+            )
+            ranks = dist.get_process_group_ranks(group)
+            following = [(i + 1) % len(ranks) for i in range(len(ranks))]
+            tensor = torch.full((2,), float(dist.get_rank()))
+            result = ft_c.permute_tensor(tensor, following, group.group_name)
+            sender = ranks[dist.get_group_rank(group, dist.get_rank()) - 1]
+            self.assertEqual(result, torch.full((2,), float(sender)))
 
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

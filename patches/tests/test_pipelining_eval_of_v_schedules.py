@@ -1,48 +1,58 @@
-"""Evaluation by schedules that put adjacent stages into one rank."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/pipelining/test_schedule_multiproc.py
 
-import unittest
+import copy
 
-import ranks
 import torch
-from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleDualPipeV, ScheduleZBVZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    ScheduleDualPipeV,
+    ScheduleZBVZeroBubble,
+)
+from torch.testing._internal.common_distributed import MultiProcContinuousTest
+from torch.testing._internal.common_utils import (
+    instantiate_parametrized_tests,
+    parametrize,
+    run_tests,
+)
 
 
-def evaluate_and_train(rank: int, kind: type) -> list[bool]:
-    """Evaluate, train and evaluate two stages of four; return whether the results are right."""
-    torch.manual_seed(0)
-    model = [nn.Linear(2, 2) for _ in range(4)]
-    batch, target = torch.randn(8, 2), torch.randn(8, 2)
-    outputs = nn.Sequential(*model)(batch)
-    nn.functional.mse_loss(outputs, target, reduction="sum").backward()
-    mine = (rank, 3 - rank)
-    wanted = [model[number].weight.grad for number in mine]
-    for layer in model:
-        layer.zero_grad()
-    stages = [PipelineStage(model[number], number, 4, torch.device("cpu")) for number in mine]
-    schedule = kind(stages, 4, loss_fn=nn.MSELoss(reduction="sum"), scale_grads=False)
-    right = []
-    for run in (schedule.eval, schedule.step, schedule.eval):
-        got = run(*([batch] if rank == 0 else []), target=target if rank == 0 else None)
-        if rank == 0:
-            right.append(torch.allclose(got, outputs, atol=1e-5))
-    for number, gradient in zip(mine, wanted, strict=True):
-        got = model[number].weight.grad
-        right.append(got is not None and gradient is not None and torch.allclose(got, gradient, atol=1e-4))
-    return right
+class VScheduleEvalTest(MultiProcContinuousTest):
+    world_size = 2
+
+    @classmethod
+    def backend_str(cls) -> str:
+        return "gloo"
+
+    @parametrize("ScheduleClass", [ScheduleZBVZeroBubble, ScheduleDualPipeV])
+    def test_eval_before_and_after_step(self, ScheduleClass):
+        # Stages 1 and 2 are in rank 1, and pass tensors to each other there
+        torch.manual_seed(0)
+        full_mod = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
+        ref_mod = copy.deepcopy(full_mod)
+        x, target = torch.randn(8, 2), torch.randn(8, 2)
+        loss_fn = torch.nn.MSELoss(reduction="sum")
+        ref_out = ref_mod(x)
+        loss_fn(ref_out, target).backward()
+
+        stages = [
+            PipelineStage(full_mod[index], index, 4, torch.device("cpu"))
+            for index in (self.rank, 3 - self.rank)
+        ]
+        schedule = ScheduleClass(stages, 4, loss_fn=loss_fn, scale_grads=False)
+        args, kwargs = ((x,), {"target": target}) if self.rank == 0 else ((), {})
+        for run in (schedule.eval, schedule.step, schedule.eval):
+            out = run(*args, **kwargs)
+            if self.rank == 0:
+                self.assertEqual(out, ref_out)
+
+        for stage in stages:
+            ref_submod = ref_mod[stage.stage_index]
+            for name, p in stage.submod.named_parameters():
+                self.assertEqual(p.grad, ref_submod.get_parameter(name).grad)
 
 
-class EvalTest(unittest.TestCase):
-    def test_zero_bubble(self) -> None:
-        self.assertEqual(
-            ranks.run(2, lambda rank: evaluate_and_train(rank, ScheduleZBVZeroBubble)), [[True] * 5, [True] * 2]
-        )
-
-    def test_dual_pipe(self) -> None:
-        self.assertEqual(
-            ranks.run(2, lambda rank: evaluate_and_train(rank, ScheduleDualPipeV)), [[True] * 5, [True] * 2]
-        )
-
+instantiate_parametrized_tests(VScheduleEvalTest)
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

@@ -1,46 +1,68 @@
-"""Weights that several layers share, in a backward that is split into inputs and weights."""
+# Owner(s): ["oncall: distributed"]
+# In PyTorch: test/distributed/pipelining/test_backward.py
 
 import itertools
-import unittest
 
 import torch
-from pipelining_stages import wrong
-from torch import nn
+from torch.distributed.pipelining._backward import (
+    stage_backward_input,
+    stage_backward_weight,
+)
+from torch.testing._internal.common_device_type import instantiate_device_type_tests
+from torch.testing._internal.common_utils import run_tests, TestCase
 
 
-def two_layers(weights: dict[str, nn.Parameter], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    hidden = nn.functional.linear(inputs[0], weights["first"]) + weights["shared"]
-    return [nn.functional.linear(torch.tanh(hidden), weights["second"]) + weights["shared"]]
+class StageBackwardTests(TestCase):
+    def test_stage_backward_weight_shared_by_layers(self, device):
+        # Weights that join the path of the input in several places: a layer with
+        # another one in between, biases, factors, and sums, which save nothing.
+        linear = torch.nn.functional.linear
+
+        def same_layer(x, shared, first, second):
+            return linear(
+                torch.tanh(linear(torch.tanh(linear(x, shared)), first)), shared
+            )
+
+        def biases(x, shared, first, second):
+            return linear(torch.tanh(linear(x, first) + shared), second) + shared
+
+        def factors(x, shared, first, second):
+            return torch.tanh(x * (first + shared)) * (second + shared)
+
+        def sums(x, shared, first, second):
+            return x + (first + shared) + (second + shared)
+
+        for forward in (same_layer, biases, factors, sums):
+            # The groups of weights depend on the order of the parameters
+            for order in itertools.permutations(range(3)):
+                weights = [
+                    torch.nn.Parameter(torch.randn(3, 3, device=device))
+                    for _ in range(3)
+                ]
+                x = torch.randn(3, 3, device=device, requires_grad=True)
+                output_grad = torch.randn(3, 3, device=device)
+                ref_grads = torch.autograd.grad(
+                    forward(x, *weights),
+                    [x, *weights],
+                    output_grad,
+                    allow_unused=True,
+                )
+
+                ordered = [weights[index] for index in order]
+                dinputs, param_groups = stage_backward_input(
+                    stage_outputs_or_loss=[forward(x, *weights)],
+                    output_grads=[output_grad],
+                    input_values=[x],
+                    weights=iter(ordered),
+                )
+                stage_backward_weight(iter(ordered), param_groups)
+
+                self.assertEqual(dinputs[0], ref_grads[0])
+                for weight, ref_grad in zip(weights, ref_grads[1:]):
+                    self.assertEqual(weight.grad, ref_grad)
 
 
-def shared_layer(weights: dict[str, nn.Parameter], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same layer before and after another one."""
-    hidden = torch.tanh(nn.functional.linear(inputs[0], weights["shared"]))
-    return [nn.functional.linear(torch.tanh(nn.functional.linear(hidden, weights["first"])), weights["shared"])]
-
-
-def layers_of_two_weights(weights: dict[str, nn.Parameter], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    hidden = inputs[0] * (weights["first"] + weights["shared"])
-    return [torch.tanh(hidden) * (weights["second"] + weights["shared"]), inputs[0] * weights["third"]]
-
-
-def sums(weights: dict[str, nn.Parameter], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Nothing is saved for this backward, so that a second one does not fail."""
-    return [inputs[0] + (weights["first"] + weights["shared"]) + (weights["second"] + weights["shared"])]
-
-
-class SharedWeightsTest(unittest.TestCase):
-    def test_in_any_order(self) -> None:
-        for forward, names in (
-            (shared_layer, ("first", "shared")),
-            (two_layers, ("first", "second", "shared")),
-            (layers_of_two_weights, ("first", "second", "shared", "third")),
-            (sums, ("first", "second", "shared")),
-        ):
-            for order in itertools.permutations(names):
-                with self.subTest(forward=forward.__name__, order=order):
-                    self.assertEqual(wrong(list(order), [True], forward), [])
-
+instantiate_device_type_tests(StageBackwardTests, globals(), allow_xpu=True)
 
 if __name__ == "__main__":
-    unittest.main()
+    run_tests()

@@ -12,7 +12,7 @@ from .mapping import PACKAGE, UserError
 
 _PROGRAM = "python -m torch_testing_ext.upstream"
 # Commands with options of their own, by the modules beside the patches that have them.
-_BESIDE_THE_PATCHES = {"patch": "outgoing", "patches": "patch_series"}
+_BESIDE_THE_PATCHES = {"patch": "outgoing", "patches": "patch_series", "pull-request": "pull_request"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_import(commands.add_parser("import", help="copy PyTorch test files here and rewrite their imports"))
     commands.add_parser("patch", help="turn our test files into a patch for a PyTorch checkout")
     commands.add_parser("patches", help="list or check the patches for PyTorch that we keep")
+    commands.add_parser("pull-request", help="commit one of them, with its test, in a PyTorch checkout")
     return parser
 
 

@@ -19,7 +19,6 @@ import patch_series  # noqa: E402
 import torch_environments as environments  # noqa: E402
 
 PATCH = """\
-From: Your Name <you@example.com>
 Subject: [PATCH] Answer
  rightly
 
