@@ -263,8 +263,10 @@ class _Taking:
             if result.outcome is TestOutcome.SKIPPED:
                 line = f"{file.file}:{file.import_skip}: " if file.import_skip else ""
                 return HoleReason.AT_IMPORT, f"{line}{result.message}"
+            if result.outcome is TestOutcome.ERROR:
+                return HoleReason.NEVER_COLLECTED, f"its file cannot be imported: {result.message}"
         if of_file.results:
-            return HoleReason.NEVER_COLLECTED, f"its file cannot be imported: {of_file.results[0].message}"
+            return HoleReason.UNKNOWN, "only a result of the whole file: which of its tests ran is not known"
         left_out = [*evidence.left_out, *of_file.left_out]
         if left_out or evidence.stopped:
             return HoleReason.NOT_SELECTED, self._why_left_out(left_out, evidence.stopped)

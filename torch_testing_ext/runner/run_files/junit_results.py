@@ -26,6 +26,8 @@ _PIECE = 1 << 16
 # Where pytest skipped: the first line of the text of a `skipped`, and the text for a module.
 _PLACE = re.compile(r"^(\S.*?\.py):(\d+): ")
 _OF_MODULE = re.compile(r"""^\('(.*?\.py)', (\d+), ["'](?:[\w.]+: )?(.*)["']\)$""", re.DOTALL)
+# The first line of gtest's messages.
+_PLACE_ALONE = re.compile(r"^\S+:\d+\n")
 _NUMBER = re.compile(r" #\d+$")
 # unittest's name of a subtest, and of a class or module whose tests cannot begin.
 _SUBTEST = re.compile(r"^([^\W\d]\w*) [(\[].*[)\]]$", re.DOTALL)
@@ -152,13 +154,16 @@ def _result(case: _Case) -> TestResult:
     attributes = case.attributes
     test = _test(case)
     try:
-        seconds = float(attributes.get("time", 0.0))
+        # Surefire separates thousands.
+        seconds = float(attributes.get("time", "0").replace(",", ""))
     except ValueError:
         seconds = 0.0
     outcome, message, skipped_at, not_judged = TestOutcome.PASSED, "", "", ""
     by_tag = {tag: (of_part, "".join(text)) for tag, of_part, text in reversed(case.parts)}
     if failed := by_tag.get("error") or by_tag.get("failure"):
-        outcome = TestOutcome.ERROR if "error" in by_tag else TestOutcome.FAILED
+        # Bazel has no class: the case is a whole program, which ran.
+        is_error = "error" in by_tag and "classname" in attributes
+        outcome = TestOutcome.ERROR if is_error else TestOutcome.FAILED
         message = failed[0].get("message") or failed[1]
         if not test.method or "import" in message.lower() or message == "collection failure":
             # Of a file: its last line says why.
@@ -175,15 +180,15 @@ def _result(case: _Case) -> TestResult:
     elif attributes.get("status") in ("notrun", "disabled") or attributes.get("result") in ("suppressed", "skipped"):
         # gtest
         outcome, message = TestOutcome.SKIPPED, attributes.get("status", "") or attributes["result"]
-    elif "flakyFailure" in by_tag or "flakyError" in by_tag or "rerun" in by_tag:
-        outcome = TestOutcome.FLAKY
+    elif again := by_tag.get("flakyFailure") or by_tag.get("flakyError") or by_tag.get("rerun"):
+        outcome, message = TestOutcome.FLAKY, again[0].get("message", "")
     line = attributes.get("line", "")
     return TestResult(
         test,
         outcome,
         outcome.counts_as,
         seconds if math.isfinite(seconds) else 0.0,
-        message.strip().partition("\n")[0],
+        _PLACE_ALONE.sub("", message.strip()).partition("\n")[0],
         int(line) if line.isascii() and line.isdigit() and len(line) < 9 else 0,
         skipped_at,
         not_judged=not_judged,
