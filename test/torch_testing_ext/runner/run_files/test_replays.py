@@ -6,6 +6,7 @@ import json
 import re
 import unittest
 
+import pytest
 from kit.processes import ROOT
 from kit.run_files import failed
 from kit.runs import RunsCase
@@ -25,6 +26,51 @@ class T(unittest.TestCase):
     @unittest.skip("not here")
     def test_skips(self): pass
     def test_odd(self): raise ValueError("\\x1b[31mred\\x00 \\u2603 </script>" + "x" * 20_000)
+"""
+# Each test fails by rank 1; the line that ends with the name of its test is where.
+FAULTS = """
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.world_size(3)
+
+def test_raises(dist_env):
+    if dist_env.rank == 1:
+        raise ValueError("planted")  # test_raises
+    dist.all_reduce(torch.ones(1))
+
+def test_is_wrong(dist_env):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 3 + (dist_env.rank == 1)  # test_is_wrong
+
+def test_leaves(dist_env):
+    if dist_env.rank == 1:
+        return
+    dist.all_reduce(torch.ones(1))  # test_leaves
+
+def test_calls_another(dist_env):
+    if dist_env.rank == 1:
+        dist.broadcast(torch.ones(1), 0)  # test_calls_another
+    else:
+        dist.all_reduce(torch.ones(1))
+
+def test_sends_another_shape(dist_env):
+    dist.all_reduce(torch.ones(2 if dist_env.rank == 1 else 1))  # test_sends_another_shape
+
+def test_is_killed(dist_env):
+    if dist_env.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))  # test_is_killed
+
+def test_exits(dist_env):
+    if dist_env.rank == 1:
+        os._exit(7)
+    dist.barrier()  # test_exits
 """
 # The types of docs/reference/reports.md, "show --json".
 SITE = {"file": (str, type(None)), "line": (int, type(None)), "function": (str, type(None))}
@@ -85,6 +131,25 @@ class ReplayTest(RunsCase):
                 self.assertEqual(attempt["failure"] is not None, attempt["outcome"] in ("failed", "error"))
                 if attempt["failure"]:
                     self.assertFits(attempt["failure"], {name: FIELDS[name] for name in in_results})
+
+    @pytest.mark.slow  # it starts ranks
+    def test_faults_of_ranks(self):
+        """A program that has only these lines knows for each fault the rank, and the file and line of it."""
+        self.write("tests/test_faults.py", FAULTS)
+        self.finish(self.start("-j1", "tests/test_faults.py", stdout=-1), 1)
+        shown = self.command("show", "--json", "--cache", self.root / ".torch_testing_ext")
+        faults = {json.loads(line)["test"].rpartition("::")[2]: json.loads(line) for line in shown.splitlines()}
+        names = re.findall(r"# (test_\w+)$", FAULTS, re.MULTILINE)
+        self.assertEqual(sorted(faults), sorted(names))
+        for name in names:
+            with self.subTest(name):
+                fault = faults[name]
+                self.assertFits(fault, FIELDS)
+                self.assertEqual(fault["culprits"], [1], fault)
+                self.assertEqual(fault["rows"][0]["ranks"], [1], fault)
+                line = next(n for n, text in enumerate(FAULTS.splitlines(), 1) if text.endswith(f"# {name}"))
+                sites = {(site["file"], site["line"]) for site in fault["sites"]}
+                self.assertIn((str(self.root / "tests/test_faults.py"), line), sites)
 
     def test_what_is_cut_says_so(self):
         for message, is_cut in (("ValueError: x", False), (f"ValueError: {'x' * 20_000}\n{'y' * 30_000}", True)):
