@@ -114,7 +114,7 @@ def is_vote(issuer: Any) -> bool:
     return issuer is not None and issuer.f_code.co_name in VOTES
 
 
-# Before its first step, a pipeline opens its connections: 2.11; from 2.12 on only for stages that are no PipelineStage.
+# Before its first step, a pipeline opens its connections: 2.11; 2.12 to 2.14 for stages that are no PipelineStage.
 _OPENS_CONNECTIONS = ("_initialize_stage", "_initialize_stages", "_warmup_p2p")
 _SCHEDULES = os.path.join("pipelining", "schedules.py")
 

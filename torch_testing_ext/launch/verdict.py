@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed
-
-if TYPE_CHECKING:
-    from torch_testing_ext._collectives.failure import FailureView
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def test_files_of_torch(file):
     assert not torch_frames.is_of_program(file)
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="its pipelines send nothing before the first step")
 def test_a_pipeline_that_opens_its_connections():
     seen = []
 
@@ -48,17 +49,17 @@ def test_a_pipeline_that_opens_its_connections():
     # The functions do no more than this with stages whose connections are opened, and need no more of a schedule.
     of_schedule = SimpleNamespace(_stage=Stage(), _stages=[Stage()], _stage_forward_initialized=False)
     of_schedule._stages_forward_initialized, of_schedule._has_backward = False, False
-    for cls in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-        for name, given in (
-            ("_warmup_p2p", ([Stage()], False, False)),
-            ("_initialize_stage", ((), {})),
-            ("_initialize_stages", ((), {})),
-        ):
-            if hasattr(cls, name):
-                with contextlib.suppress(AttributeError):
-                    getattr(cls, name)(of_schedule, *given)
-    assert seen
-    assert all(seen)
+    arguments = {
+        "_warmup_p2p": ([Stage()], False, False),
+        "_initialize_stage": ((), {}),
+        "_initialize_stages": ((), {}),
+    }
+    classes = (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
+    there = [(cls, name) for cls in classes for name in torch_frames._OPENS_CONNECTIONS if hasattr(cls, name)]
+    for cls, name in there:
+        with contextlib.suppress(AttributeError):
+            getattr(cls, name)(of_schedule, *arguments[name])
+    assert seen and all(seen)
     assert not torch_frames.is_opening_pipeline(sys._getframe())
 
 

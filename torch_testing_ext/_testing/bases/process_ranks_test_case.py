@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._testing.bases.expected_imports import expected_imports
 from torch_testing_ext._testing.bases.invocation import command_of
 from torch_testing_ext._testing.bases.rank_verdicts import Interrupted
@@ -86,8 +87,6 @@ class ProcessRanksTestCase(RankedTestCase):
         if not disagreement:
             return end
         if end.verdict.outcome is launch.TestOutcome.PASSED:
-            from torch_testing_ext._collectives.failure import FailureView
-
             command = command_of(self, self._result)
             failure = FailureView.of_text(disagreement, rerun_command=command)
             return replace(end, verdict=launch.Verdict(launch.TestOutcome.FAILED, failure=failure))

@@ -1,19 +1,15 @@
 """The verdict on ranks as an exception of the test."""
 
-from __future__ import annotations
-
 import functools
 import unittest
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch_testing_ext import launch
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._tests import kept_failures
 from torch_testing_ext.launch.user_warnings import show_to_user
-
-if TYPE_CHECKING:
-    from torch_testing_ext._collectives.failure import FailureView
 
 # Keeps these frames out of tracebacks: the message is complete.
 __unittest = True
