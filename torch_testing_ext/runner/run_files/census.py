@@ -120,6 +120,15 @@ def take_census(
     Without any results, it has the tests that the source and the jobs keep from running.
     """
     jobs = jobs or CiJobs()
+    warnings = [f"{name} is torn: what ran there is not known" for name in torn]
+    tested = [file.file for file in files if file.tests and not file.why_never]
+    named = sum(map(jobs.names, tested))
+    if named < len(tested) / 2:
+        warnings.append(
+            f"the configuration of CI names {named} of {count(len(tested), 'file')} with tests itself: something that "
+            "it calls runs the others, so no file counts as one that it does not name"
+        )
+        jobs = replace(jobs, commands=())
     taken = _Taking(files, all_results, torn, jobs)
     taken.add_collected(collected)
     holes = sorted(taken.holes(), key=lambda hole: (hole.file, hole.line, hole.test))
@@ -135,7 +144,7 @@ def take_census(
         tuple(marked),
         tuple(taken.strangers),
         tuple(each for each in known if not any(each.is_of(hole.test) for hole in holes)),
-        tuple(f"{name} is torn: what ran there is not known" for name in torn),
+        tuple(warnings),
         jobs.dead,
     )
 

@@ -105,6 +105,15 @@ class PlantedHoleTest(CensusTestCase):
         self.results.clear()
         self.assertHole("new/test_b.py::test_x", HoleReason.NEVER_COLLECTED, "^no command of CI names its file$")
 
+    def test_ci_that_calls_scripts_is_no_witness(self):
+        for name in "bcd":
+            self.write(f"tests/test_{name}.py", "def test_x(): pass")
+        self.write(".github/workflows/ci.yml", "- run: bash run_the_tests.sh\n- run: pytest tests/test_b.py\n")
+        self.results.clear()
+        census = self.census()
+        self.assertEqual(census.holes, ())
+        self.assertIn("names 1 of 4 files with tests itself", census.warnings[0])
+
     def test_without_results_or_commands_only_the_source_counts(self):
         self.results.clear()
         self.assertEqual(self.holes(), {})
