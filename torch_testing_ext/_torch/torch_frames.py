@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -17,6 +17,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Not by an import: the rules read frames in processes that have not imported torch.
 _TORCH = importlib.util.find_spec("torch")
 TORCH_FOLDER = os.path.dirname((_TORCH and _TORCH.origin) or "") + os.sep
+_DISTRIBUTED_FOLDER = os.path.join(TORCH_FOLDER, "distributed", "")
 # The standard library, and the part of its folder that has what is installed.
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = f"-packages{os.sep}"
@@ -28,6 +29,13 @@ def is_of_torch(file: str) -> bool:
     So is that of its decorator for deprecated functions, such as `all_gather_into_tensor`, and of context managers.
     """
     return file.startswith((TORCH_FOLDER, "<")) or file.endswith(_DECORATORS)
+
+
+def is_raised_by_distributed(frames: Iterable[FrameType]) -> bool:
+    """Whether a file of torch.distributed has raised an exception. `frames`: of its traceback, the innermost last."""
+    files = [frame.f_code.co_filename for frame in frames]
+    innermost = next((file for file in reversed(files) if not file.startswith(_PACKAGE)), "")
+    return innermost.startswith(_DISTRIBUTED_FOLDER)
 
 
 @functools.cache
@@ -170,7 +178,7 @@ def is_in_method_of(owner: Any, frame: Any) -> bool:
 
 def is_in_checkpoint(frame: Any) -> bool:
     """Whether a distributed checkpoint is on the stack."""
-    folder = os.path.join(TORCH_FOLDER, "distributed", "checkpoint", "")
+    folder = os.path.join(_DISTRIBUTED_FOLDER, "checkpoint", "")
     while frame is not None and not frame.f_code.co_filename.startswith(folder):
         frame = frame.f_back
     return frame is not None

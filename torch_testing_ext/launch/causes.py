@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import errno
 import sys
+import traceback
 from collections.abc import Iterator
 
+from torch_testing_ext._torch import torch_frames
 from torch_testing_ext._torch.signs import error_texts
 
 
@@ -41,6 +43,12 @@ def cause_of(error: BaseException) -> Cause:
 def is_of_lost_peer(error: BaseException) -> bool:
     """Whether an exception says that another rank has ended."""
     return cause_of(error) is Cause.LOST_PEER
+
+
+def is_of_collectives(error: BaseException) -> bool:
+    """Whether torch.distributed has raised an exception, or one that says what other ranks did."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return cause_of(error).is_of_peers or torch_frames.is_raised_by_distributed(frames)
 
 
 def led_to(error: BaseException | None) -> Iterator[BaseException]:

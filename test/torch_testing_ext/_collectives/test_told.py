@@ -4,6 +4,7 @@ import unittest
 
 import pytest
 import told_causes
+import told_dead_threads
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
 import told_stores
@@ -26,6 +27,10 @@ class CausesTest(unittest.TestCase):
     """The cause is in the title."""
 
 
+class DeadThreadsTest(unittest.TestCase):
+    """An exception that ends a thread is not lost if it is a collective's."""
+
+
 class InnocentTest(unittest.TestCase):
     """A rank that has done its part is not blamed."""
 
@@ -39,6 +44,7 @@ class ThreadsTest(unittest.TestCase):
 
 
 add_tests(CausesTest, told_causes.PROGRAMS)
+add_tests(DeadThreadsTest, told_dead_threads.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
 add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)

@@ -184,3 +184,16 @@ def test_parts():
     # In a file of the program, and another function.
     assert torch_frames.parts_of(frame_of(gathers, __file__, tensor=0, gather_dim=1)) == ()
     assert torch_frames.parts_of(frame_of("def f(gather_dim): here()", functional, gather_dim=1)) == ()
+
+
+def raised_in(*files):
+    return [SimpleNamespace(f_code=SimpleNamespace(co_filename=file)) for file in files]
+
+
+def test_raised_by_distributed():
+    assert torch_frames.is_raised_by_distributed(raised_in("train.py", C10D))
+    assert torch_frames.is_raised_by_distributed(raised_in("train.py", LOGGER, C10D, OURS))
+    assert not torch_frames.is_raised_by_distributed(raised_in("train.py", C10D, "hook.py"))
+    assert not torch_frames.is_raised_by_distributed(raised_in(C10D, torch.nn.__file__))
+    assert not torch_frames.is_raised_by_distributed(raised_in("train.py"))
+    assert not torch_frames.is_raised_by_distributed([])

@@ -25,6 +25,7 @@ from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
 from torch_testing_ext._pytest_ranks.reports import Judgement, TestReports
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
+from torch_testing_ext._tests.notes import warn_user
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.launch.failure_views import view_of_error
@@ -212,6 +213,15 @@ class _Loop:
             failures = self._of_test.judge()
             outcome, failure = failures[0].outcome, _failure_or_text(failures)
             self.reports.failed_so_far(self._number, outcome, failure)
+
+    def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
+        """Show that a thread died, and keep its traceback in the log of the test."""
+        if issubclass(warning_message.category, pytest.PytestUnhandledThreadExceptionWarning):
+            text = str(warning_message.message)
+            warn_user(f"{nodeid}: {text.splitlines()[0]}")
+            # A test may have closed or replaced stderr.
+            with suppress(Exception):
+                print(text, file=sys.stderr, flush=True)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
