@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from torch_testing_ext import __version__
 from torch_testing_ext._process import messages
+from torch_testing_ext.runner.events import RunBegan
 from torch_testing_ext.runner.options import StatusLevel, Verbosity
 from torch_testing_ext.runner.report.journal import OF_UNITS, JournalError
 from torch_testing_ext.runner.report.journal_reader import RecordedRun, run_of
@@ -27,6 +28,8 @@ JOURNAL = "runs/{}/journal.jsonl"
 # Bytes of all that a file has, unpacked.
 LARGEST = 512 * 1024 * 1024
 MOST_RUNS = 1000
+# The last second of the year 9999.
+_LATEST = 253_402_300_799
 
 
 class BadResults(Exception):
@@ -103,9 +106,22 @@ class RunFile:
         """Each run, with its events but for those `without` which its reader can do: at first, all without results."""
         for run in self.runs:
             try:
-                yield run.facts, run_of(run.journal, self.path, without=without)
+                recorded = run_of(run.journal, self.path, without=without)
             except JournalError as error:
                 raise BadResults(str(error)) from None
+            if not all(0 <= moment <= _LATEST for moment in _moments(recorded)):
+                raise BadResults(f"{self.path} is damaged: a run of it began or ended at no date")
+            yield run.facts, recorded
+
+
+def _moments(run: RecordedRun) -> Iterator[float]:
+    for event in run.events:
+        if isinstance(event, RunBegan):
+            yield event.clock
+    for finished in run.summary.finished:
+        for attempt in finished.attempts:
+            yield attempt.began
+            yield attempt.seconds
 
 
 def digest_of(journal: bytes) -> str:

@@ -110,11 +110,11 @@ def _merge(argv: Sequence[str], root: Path) -> int:
     if not files:
         raise UsageError(f"merge: {'; '.join(torn)}")
     runs, missing = merged(files)
+    whole = dataclasses.replace(files[0], runs=runs, missing=missing)
+    run = folded(list(whole.recorded(WHILE_RUNNING)), missing)
     if words.output is not None:
         with _writing(words.output):
             write_run_file(words.output, runs, missing)
-    whole = dataclasses.replace(files[0], runs=runs, missing=missing)
-    run = folded(list(whole.recorded(WHILE_RUNNING)), missing)
     options = Options(html=words.html, junitxml=words.junitxml, results=words.results)
     changed = {}
     if before:

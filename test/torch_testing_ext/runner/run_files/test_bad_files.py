@@ -54,6 +54,25 @@ class BadFilesTest(unittest.TestCase):
         other = run_file(self.root / "other.ttx", [passed("tests/test_a.py::test_x")], project="q", clock=1.0)
         self.assertRefused("is of the project q", self.good, other)
 
+    def other(self, clock, seconds=0.1):
+        tests = [passed("tests/test_b.py::test_x", seconds)]
+        return run_file(self.root / "other.ttx", tests, shard="2/2", host="b", clock=clock)
+
+    def test_clocks_that_disagree(self):
+        """The lanes of the page begin together then."""
+        other, page = self.other(1e9), self.root / "x.html"
+        self.assertEqual(self.command("merge", self.good, other, "--html", page), (0, ""))
+        self.assertIn("the clocks of these machines disagree by days: their lanes begin together", page.read_text())
+        self.assertEqual(self.command("history", "test_x", self.good, other), (0, ""))
+
+    def test_times_that_are_none(self):
+        for number in (-1.0, 1e300, float("inf"), float("nan")):
+            for other in (self.other(number), self.other(1e9, number)):
+                with self.subTest(number):
+                    self.assertRefused("began or ended at no date", self.good, other)
+                    code, error = self.command("history", "test_x", self.good, other)
+                    self.assertEqual((code, error.count("\n")), (4, 1), error)
+
     def test_a_torn_and_a_missing_shard_are_named(self):
         torn = self.root / "torn.ttx"
         torn.write_bytes(self.good.read_bytes()[:-40])
