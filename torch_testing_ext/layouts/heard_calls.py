@@ -21,17 +21,15 @@ _OF_ROOT = ("broadcast", "scatter")
 
 
 class HeardCalls:
-    """A listener of all collectives, which also tells the listener that was there before."""
+    """A listener of all collectives."""
 
     def __init__(self, record: RankLooks):
         self._record = record
         # In a diagnosis run, the calls go here.
         self.order: list[Any] | None = None
-        operation_hook.hook.install()
-        self._outer = operation_hook.hook.listener
-        operation_hook.hook.listener = self
+        operation_hook.hook.tell(self)
 
-    def before(self, spec: operation_hook.OpSpec, args: tuple[Any, ...]) -> Any:
+    def before(self, spec: operation_hook.OpSpec, args: tuple[Any, ...]) -> None:
         group = operation_hook.group_of(spec, args)
         if self.order is not None:
             place = next(program_places(sys._getframe(2)), None)
@@ -39,7 +37,6 @@ class HeardCalls:
             self.order.append(ProbedCall(f"{spec.kind} in a group of {group.size()}", site))
         if spec.inputs is not None and spec.kind not in _OF_ROOT:
             self._digest(tuple(dist.get_process_group_ranks(group)), args[spec.inputs])
-        return None if self._outer is None else self._outer.before(spec, args)
 
     def _digest(self, members: tuple[int, ...], inputs: Any) -> None:
         known = self._record.given.get(members, 0)
@@ -48,9 +45,6 @@ class HeardCalls:
                 known = zlib.crc32(bytes_of(copy_of_local(tensor)), known)
         self._record.given[members] = known
 
-    def after(self, spec: operation_hook.OpSpec, known: Any, args: tuple[Any, ...], result: Any) -> Any:
-        return None if self._outer is None else self._outer.after(spec, known, args, result)
+    def after(self, spec: operation_hook.OpSpec, known: None, args: tuple[Any, ...], result: Any) -> None: ...
 
-    def raised(self, known: Any) -> None:
-        if self._outer is not None:
-            self._outer.raised(known)
+    def raised(self, known: None) -> None: ...

@@ -139,9 +139,8 @@ class Heard:
 
 def hooked():
     world_of_one()
-    operation_hook.hook.install()
     heard = Heard()
-    operation_hook.hook.listener = heard
+    operation_hook.hook.tell(heard)
     return heard
 
 

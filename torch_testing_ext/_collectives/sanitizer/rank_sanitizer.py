@@ -60,8 +60,7 @@ class RankSanitizer:
         self._pid = os.getpid()
         if plan is not None:
             self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
-        operation_hook.hook.install()
-        operation_hook.hook.listener = self._recorder
+        operation_hook.hook.tell(self._recorder)
         collective_errors.errors.on_error = self._log.error_now
         listener = watched_waits.WaitListener(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
         watched_waits.hooks.tell(listener)
@@ -144,7 +143,7 @@ of_process = ProcessSanitizer()
 
 def _leave_alone() -> None:
     """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
-    operation_hook.hook.listener = None
+    operation_hook.hook.leave()
     collective_errors.errors.on_error = None
     watched_waits.hooks.tell(None)
     watched_stores.hooks.tell(None)

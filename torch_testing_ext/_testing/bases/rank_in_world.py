@@ -136,7 +136,7 @@ class RankInWorld:
         self._is_initialized = False
         self._recorder.note_groups()
         self._refuse()
-        operation_hook.hook.listener = self._recorder
+        operation_hook.hook.tell(self._recorder)
         hears = watched_waits.WaitListener(self._on_wait_for_work, None, self, self._works.wait_is_over)
         watched_waits.hooks.tell(hears)
         tensor_reads.listen_to_reads(self.uses)
@@ -151,7 +151,7 @@ class RankInWorld:
 
     def finish(self) -> None:
         """The body has ended."""
-        operation_hook.hook.listener = None
+        operation_hook.hook.leave(self._recorder)
         self._recorder.note_groups()
         self._works.finish()
         self._log.memory(self.uses.most)

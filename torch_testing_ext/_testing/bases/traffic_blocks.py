@@ -193,6 +193,10 @@ class _Observer(Check):
         return call
 
 
+class _BlockRecorder(CallRecorder):
+    """Records the calls of a block."""
+
+
 @contextmanager
 def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
     """Record what this rank communicates in the block, and give it as numbers when the block has ended.
@@ -207,24 +211,23 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
     if why is not None:
         raise TrafficError(f"nothing can be recorded: {why}")
     hook = operation_hook.hook
-    if hook.observer is not None:
+    if any(isinstance(listener, _BlockRecorder) for listener in hook.listeners):
         raise TrafficError("blocks of traffic cannot be nested: end the one before")
     was_installed = hook.is_installed
-    hook.install()
     seen, observer, uses = SeenTraffic(), _Observer(model), BlockUses()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "traffic")
-        recorder = CallRecorder(LogWriter(path), [observer, IssuedWorks(uses)], without_data=True)
+        recorder = _BlockRecorder(LogWriter(path), [observer, IssuedWorks(uses)], without_data=True)
         watched_groups.note_living_groups()
         recorder.note_groups()
-        hook.observer = recorder
+        hook.tell(recorder)
         tensor_reads.listen_to_reads(observer)
         try:
             dataless_groups.issue_without_peers()
             with replaced("waits for devices", observer.synchronizing), followed(uses):
                 yield seen
         finally:
-            hook.observer = None
+            hook.leave(recorder)
             tensor_reads.stop_listening_to_reads(observer)
             if not was_installed:
                 hook.remove()

@@ -108,12 +108,10 @@ def _specs() -> list[OpSpec]:
 
 
 class OperationHook:
-    """The hook on all operations of this process. Until it has a listener, they only pass through."""
+    """The hook on all operations of this process. Until it has listeners, they only pass through."""
 
     def __init__(self) -> None:
-        self.listener: Listener | None = None
-        # Another one, for a part of the test.
-        self.observer: Listener | None = None
+        self.listeners: tuple[Listener, ...] = ()
         self._library: Any = None
         # The arguments of a call, by their identity, and its reduce operation, which takes long to find.
         self._latest_op: tuple[int, int | None] = (0, None)
@@ -133,7 +131,17 @@ class OperationHook:
     def remove(self) -> None:
         if self._library is not None:
             self._library._destroy()
-        self._library = self.listener = self.observer = None
+        self._library = None
+        self.leave()
+
+    def tell(self, listener: Listener) -> None:
+        """Tell this listener, too, of all operations from now on."""
+        self.install()
+        self.listeners += (listener,)
+
+    def leave(self, *listeners: Listener) -> None:
+        """Tell these listeners no more; without any, none."""
+        self.listeners = tuple(other for other in self.listeners if listeners and other not in listeners)
 
     def reduce_op_of(self, spec: OpSpec, args: tuple[Any, ...]) -> int | None:
         """The number of the reduce operation; None if there is none. `ScriptObject._get_method`: 2.11 to 2.15."""
@@ -151,12 +159,12 @@ hook = OperationHook()
 
 
 def _kernel(spec: OpSpec) -> Callable[..., Any]:
-    """A kernel that tells the listener of an operation, and dispatches it further."""
+    """A kernel that tells the listeners of an operation, and dispatches it further."""
     after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     redispatch = getattr(torch.ops.c10d, spec.name).default._handle.redispatch_boxed
 
     def kernel(keys: Any, *args: Any) -> Any:
-        listeners = [listener for listener in (hook.listener, hook.observer) if listener is not None]
+        listeners = hook.listeners
         if not listeners:
             return redispatch(keys & after, *args)
         known = []

@@ -32,9 +32,9 @@ class Listener:
 
 
 def listening():
-    hook.install()
-    hook.listener = Listener()
-    return hook.listener
+    listener = Listener()
+    hook.tell(listener)
+    return listener
 
 
 @in_own_process
@@ -62,14 +62,31 @@ def test_without_a_listener():
     assert not hook.is_installed
     listener = listening()
     assert hook.is_installed
-    hook.listener = None
+    hook.leave(listener)
     tensor = torch.full((2,), 3.0)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [3, 3] and listener.heard == []
-    hook.listener = listener
+    hook.tell(listener)
     hook.remove()
     dist.all_reduce(tensor)
-    assert listener.heard == [] and not hook.is_installed and hook.listener is None
+    assert listener.heard == [] and not hook.is_installed and not hook.listeners
+
+
+@in_own_process
+def test_several_listeners():
+    """Each knows an operation by what it has said of it itself; one leaves, and the others hear on."""
+    world_of_one()
+    first, second = listening(), listening()
+    second.heard.append("before the others")
+    dist.all_reduce(torch.ones(1))
+    assert [first.heard[-1], second.heard[-1]] == [("after", 1), ("after", 2)]
+    hook.leave(first)
+    dist.all_reduce(torch.ones(1))
+    assert len(first.heard) == 2 and len(second.heard) == 5
+    hook.tell(first)
+    hook.leave()
+    dist.all_reduce(torch.ones(1))
+    assert len(first.heard) == 2 and len(second.heard) == 5
 
 
 @in_own_process
@@ -87,13 +104,13 @@ def test_another_result():
 def test_fake_exchanges(shapes):
     """A fake group takes tensors of any sizes, as real ones do."""
     fake_world(2)
-    listening()
+    listener = listening()
     outputs, inputs = ([torch.ones(size) for size in sizes] for sizes in shapes)
     dist.all_to_all(outputs, inputs)
     whole = [torch.cat(tensors) for tensors in (outputs, inputs)]
     splits = [[len(tensor) for tensor in tensors] for tensors in (outputs, inputs)]
     dist.all_to_all_single(*whole, *splits)
-    assert [entry[0] for entry in hook.listener.heard if entry[0] != "after"] == ["all_to_all", "all_to_all_single"]
+    assert [entry[0] for entry in listener.heard if entry[0] != "after"] == ["all_to_all", "all_to_all_single"]
 
 
 def test_reduce_operations():
