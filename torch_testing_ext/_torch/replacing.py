@@ -6,7 +6,7 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -285,23 +285,27 @@ def replaced(purpose: str, make: Make, devices: Sequence[str] = ()) -> Iterator[
 
 
 class Hooks(Generic[L]):
-    """The listener of this process to some functions of torch, which are as they were while there is none."""
+    """The listeners of this process to some functions of torch, which are as they were while there is none."""
 
-    def __init__(self, nobody: L, replace: Callable[[L], Iterable[Replacement]]):
-        """`nobody`: the listener that hears nothing. `replace`: replaces the functions for a listener."""
-        self.listener = self._nobody = nobody
-        self._replace = replace
-        # While somebody listens.
-        self._replaced: list[Replacement] = []
+    def __init__(self, functions: Callable[[L], Mapping[str, Make]]):
+        """`functions`: the purposes of the functions that a listener hears of, and what makes those that tell it."""
+        self.listeners: tuple[L, ...] = ()
+        self._functions = functions
+        # By purpose, while somebody listens.
+        self._replaced: dict[str, Replacement] = {}
 
-    def tell(self, listener: L | None) -> None:
-        """Tell this listener from now on, or nobody."""
-        self.listener = self._nobody if listener is None else listener
-        if listener is None:
-            while self._replaced:
-                self._replaced.pop().undo()
-        elif not self._replaced:
-            self._replaced.extend(self._replace(listener))
+    def tell(self, listener: L) -> None:
+        """Tell this listener, too, from now on."""
+        self.listeners += (listener,)
+        for purpose, make in self._functions(listener).items():
+            if purpose not in self._replaced:
+                self._replaced[purpose] = Replacement(purpose, make)
+
+    def leave(self, *listeners: L) -> None:
+        """Tell these listeners no more; without any, none."""
+        self.listeners = tuple(other for other in self.listeners if listeners and other not in listeners)
+        while self._replaced and not self.listeners:
+            self._replaced.popitem()[1].undo()
 
 
 def replace_for_good(purpose: str, make: Make, devices: Sequence[str] = ()) -> None:

@@ -145,7 +145,7 @@ def _leave_alone() -> None:
     """Sanitize this process no more. One that a test forks shares the memory of the log: it must not write there."""
     operation_hook.hook.leave()
     collective_errors.errors.on_error = None
-    watched_waits.hooks.tell(None)
-    watched_stores.hooks.tell(None)
-    backend_calls.hooks.tell(None)
+    watched_waits.hooks.leave()
+    watched_stores.hooks.leave()
+    backend_calls.hooks.leave()
     fault_points.rank = None

@@ -63,4 +63,6 @@ def watch_waits(ranks: Sequence[ThreadWaits]) -> None:
         for rank in ranks:
             rank.check.waited(work)
 
-    watched_waits.hooks.tell(watched_waits.WaitListener(tell) if ranks else None)
+    watched_waits.hooks.leave()
+    if ranks:
+        watched_waits.hooks.tell(watched_waits.WaitListener(tell))

@@ -106,16 +106,10 @@ class IssuedWorks(Check):
 @contextmanager
 def followed(uses: BlockUses) -> Iterator[None]:
     """Follow operations and waits in this context, beside who does that already."""
-    outer = watched_waits.hooks.listener
-
-    def on_wait(work: Any) -> None:
-        uses.waited(work)
-        if outer.on_wait is not None:
-            outer.on_wait(work)
-
-    watched_waits.hooks.tell(watched_waits.WaitListener(on_wait, outer.on_error, outer.futures, outer.on_waited))
+    listener = watched_waits.WaitListener(uses.waited)
+    watched_waits.hooks.tell(listener)
     try:
         with replaced("sizes of storages", lambda name, resize: uses.watched_resize(resize)), uses:
             yield
     finally:
-        watched_waits.hooks.tell(None if outer is watched_waits.NOBODY else outer)
+        watched_waits.hooks.leave(listener)

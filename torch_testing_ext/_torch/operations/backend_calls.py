@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch_testing_ext._torch.replacing import Hooks, Replacement
+from torch_testing_ext._torch.replacing import Hooks
 
 from .operation_hook import is_kernel
 
@@ -36,8 +36,8 @@ KINDS = {
 OnBackend = Callable[[str, Callable[[], Any]], Any]
 
 
-# The listener issues each call of a backend, unless it is part of an operation of c10d.
-hooks: Hooks[OnBackend | None] = Hooks(None, lambda _: [Replacement("calls of backends", _watched_method)])
+# The listeners issue each call of a backend, unless it is part of an operation of c10d.
+hooks: Hooks[OnBackend] = Hooks(lambda _: {"calls of backends": _watched_method})
 
 
 def _watched_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,10 +45,11 @@ def _watched_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        on_call = hooks.listener
-        if on_call is None or _is_in_operation():
-            return method(*args, **kwargs)
-        return on_call(kind, lambda: method(*args, **kwargs))
+        issue = functools.partial(method, *args, **kwargs)
+        if hooks.listeners and not _is_in_operation():
+            for on_call in hooks.listeners:
+                issue = functools.partial(on_call, kind, issue)
+        return issue()
 
     return call
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Protocol
 
 import torch
 
-from torch_testing_ext._torch.replacing import Hooks, Replacement
+from torch_testing_ext._torch.replacing import Hooks, Make
 
 # The methods after which a work is complete, on a CPU.
 _ENDS = ("wait", "is_completed")
@@ -45,17 +45,17 @@ class WaitListener:
     on_waited: Callable[[Any, bool], None] | None = None
 
 
-NOBODY = WaitListener()
+def _functions(listener: WaitListener) -> dict[str, Make]:
+    """The functions that a listener wants to hear of. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
+    waits: dict[str, Make] = {"waits for works": _watched}
+    return waits if listener.futures is None else {**waits, "uses of futures": _watched_use}
 
 
-def _replace(listener: WaitListener) -> Iterator[Replacement]:
-    """Watch what a listener wants to hear of. `torch._C.Future`, `torch._C._collect_all`: 2.11 to 2.15."""
-    yield Replacement("waits for works", _watched)
-    if listener.futures is not None:
-        yield Replacement("uses of futures", _watched_use)
+hooks = Hooks(_functions)
 
 
-hooks = Hooks(NOBODY, _replace)
+def _future_listeners() -> list[FutureListener]:
+    return [listener.futures for listener in hooks.listeners if listener.futures is not None]
 
 
 def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,11 +66,11 @@ def _watched_use(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_chained = name == "then" and len(args) == 1 and _only_computes(args[0])
         result = method(self, *args, **kwargs) if is_chained or name == "done" else None
-        futures = hooks.listener.futures
-        if futures is not None and is_chained:
-            futures.future_chained(self, result)
-        elif futures is not None and result is not False:
-            futures.future_used(self)
+        for listener in _future_listeners():
+            if is_chained:
+                listener.future_chained(self, result)
+            elif result is not False:
+                listener.future_used(self)
         return method(self, *args, **kwargs) if result is None else result
 
     return call
@@ -89,8 +89,7 @@ def _only_computes(callback: Any) -> bool:
 
 def _watched_collection(collect: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def call(futures: list[Any]) -> Any:
-        listener = hooks.listener.futures
-        if listener is not None:
+        for listener in _future_listeners():
             for future in futures:
                 listener.future_used(future)
         return collect(futures)
@@ -103,14 +102,11 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        futures = hooks.listener.futures
-        if name == "get_future" and futures is not None and torch._C._current_graph_task_id() == -1:
-            future = method(self)
-            futures.future_taken(self, future)
-            # In a backward pass, C++ may get the future from a hook.
-            return future
-        if name != "is_completed" and hooks.listener.on_wait is not None:
-            hooks.listener.on_wait(self)
+        # In a backward pass, C++ may get the future from a hook.
+        may_be_used = name == "get_future" and torch._C._current_graph_task_id() == -1
+        taken_by = _future_listeners() if may_be_used else []
+        if name != "is_completed":
+            _tell_of_wait(self, taken_by)
         thread = threading.get_ident()
         is_endless = name == "wait" and not args and not kwargs
         is_complete = False
@@ -120,20 +116,34 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             result = method(self, *args, **kwargs)
             is_complete = name in _ENDS and result is not False
         except Exception:
-            if hooks.listener.on_error is not None:
-                hooks.listener.on_error()
+            for listener in _waiting_listeners(taken_by):
+                if listener.on_error is not None:
+                    listener.on_error()
             raise
         finally:
             if is_endless:
                 _waiting[thread] -= 1
-            listener = hooks.listener
-            if name == "is_completed" and is_complete and listener.on_wait is not None:
-                listener.on_wait(self)
-            if (name != "is_completed" or is_complete) and listener.on_waited is not None:
-                listener.on_waited(self, is_complete)
+            if name == "is_completed" and is_complete:
+                _tell_of_wait(self, taken_by)
+            for listener in _waiting_listeners(taken_by):
+                if (name != "is_completed" or is_complete) and listener.on_waited is not None:
+                    listener.on_waited(self, is_complete)
+        for futures in taken_by:
+            futures.future_taken(self, result)
         return result
 
     return call
+
+
+def _waiting_listeners(taken_by: list[FutureListener]) -> list[WaitListener]:
+    """The listeners to waits now, but for those that take the future instead."""
+    return [listener for listener in hooks.listeners if listener.futures not in taken_by]
+
+
+def _tell_of_wait(work: Any, taken_by: list[FutureListener]) -> None:
+    for listener in _waiting_listeners(taken_by):
+        if listener.on_wait is not None:
+            listener.on_wait(work)
 
 
 def is_waiting_for_work(thread: int) -> bool:

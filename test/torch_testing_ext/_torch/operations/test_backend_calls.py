@@ -35,7 +35,7 @@ def test_calls():
         backend.allreduce([torch.ones(1)]).wait()
         backend.barrier().wait()
         assert heard == ["all_reduce", "barrier"]
-        backend_calls.hooks.tell(None)
+        backend_calls.hooks.leave()
         backend.allreduce([torch.ones(1)]).wait()
     assert len(heard) == 2 and BACKEND.allreduce is before
 

@@ -52,7 +52,7 @@ def test_waits():
     assert heard == ["wait", ("waited", False)]
     heard.clear()
     assert one.is_completed() and heard == ["wait", ("waited", True)]
-    hooks.tell(None)
+    hooks.leave()
     work().wait()
     assert len(heard) == 2 and dist.Work.wait is before
 
@@ -137,6 +137,21 @@ def test_without_futures():
     hooks.tell(heard.listener(with_futures=False))
     work().get_future().wait()
     assert heard == ["wait", ("waited", False)]
+
+
+@in_own_process
+def test_several_listeners():
+    """One wants futures, for which functions are replaced that the first one has left alone; either may leave."""
+    world_of_one()
+    first, second = Heard(), Heard()
+    of_first = first.listener(with_futures=False)
+    hooks.tell(of_first)
+    hooks.tell(second.listener())
+    work().get_future().wait()
+    assert first == ["wait", ("waited", False)] and second == ["taken", "used"]
+    hooks.leave(of_first)
+    work().wait()
+    assert len(first) == 2 and second[2:] == ["wait", ("waited", True)]
 
 
 @in_own_process
