@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -72,16 +72,23 @@ class Saves:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[Stamp | None, str]] = {}
+        # A path had been saved before it was watched.
+        self._has_missed = False
 
-    def watch(self, paths: Iterable[str]) -> None:
-        self._seen = {path: self._seen.get(path) or _state(path) for path in paths}
+    def watch(self, read: Mapping[str, Set[str]]) -> None:
+        """Watch these paths. A new one with other contents than those that tests have `read` was saved meanwhile."""
+        seen = {path: self._seen.get(path) or _state(path) for path in read}
+        for path in seen.keys() - self._seen.keys():
+            now, contents = seen[path]
+            self._has_missed |= now is not None and not read[path] <= {contents}
+        self._seen = seen
 
     def __len__(self) -> int:
         return len(self._seen)
 
     def found(self) -> bool:
         """Whether anything has other contents than at the last call."""
-        has_changed = False
+        has_changed, self._has_missed = self._has_missed, False
         for path, (before, contents) in self._seen.items():
             if stamp(path.rstrip("*?")) != before:
                 self._seen[path] = _state(path)
@@ -228,7 +235,8 @@ class Watcher:
         folders = {os.path.dirname(self._root / file) for file in files}
         folders.update(str(place) for place in self._options.tests or default_folders(self._root))
         paths = affected.paths(files)
-        paths.update(f"{folder}{file_reads.SEARCHED}" for folder in folders)
+        for folder in folders:
+            paths.setdefault(f"{folder}{file_reads.SEARCHED}", set())
         self._saves.watch(paths)
 
     def _end(self) -> None:

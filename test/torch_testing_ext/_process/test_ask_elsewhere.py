@@ -7,7 +7,7 @@ import time
 import unittest
 from unittest import mock
 
-from torch_testing_ext._process import system
+from torch_testing_ext._process import ends, system
 from torch_testing_ext._process.event_loop import wait_readable
 from torch_testing_ext._process.questions import By, NoAnswer, OtherProcess, Silence, ask_elsewhere
 from torch_testing_ext.common_utils import run_tests
@@ -106,6 +106,8 @@ class QuestionsTest(unittest.TestCase):
             os.waitpid(asking, 0)
             self.assertTrue(wait_readable(gone, time.monotonic() + 60.0))
             os.close(gone)
+            # An earlier test may have made this process the one that adopts orphans.
+            ends.wait_until_gone([answering])
 
 
 if __name__ == "__main__":

@@ -25,8 +25,11 @@ from . import worker_messages
 
 # If a worker was killed, its ranks are not ended by it but by the fork server.
 GRACE_FOR_ORPHANS = 1.0
-# Stacks are complete when their files have not grown for this long: no process reports that it has written them.
+# Stacks are complete when their files have grown, and then not for this long: no process reports that it has written
+# them.
 _QUIET = 0.05
+# Python code answers as soon as the machine lets it; what waits in C does not, and answers the next signal.
+_FOR_PYTHON = 0.3
 
 # Runs the worker of a unit with its channel; the last argument is the descriptor of its log.
 Start = Callable[[worker_messages.UnitSpec, Channel[worker_messages.Nothing], int], NoReturn]
@@ -138,8 +141,11 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
     def _take_stacks(self) -> None:
         """Have every process that can write its stacks do so. Answers when all have, or after the time-out."""
         silent = [self._worker, *system.descendants(self._worker)]
-        deadline = time.monotonic() + grace_periods.FOR_STACKS
-        for number in (system.DUMP_STACKS, system.DUMP_STACKS_NOW):
+        began = time.monotonic()
+        for number, timeout in (
+            (system.DUMP_STACKS, _FOR_PYTHON),
+            (system.DUMP_STACKS_NOW, grace_periods.FOR_STACKS),
+        ):
             silent = [pid for pid in silent if _handles(pid, number)]
             if not silent:
                 break
@@ -148,26 +154,30 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
                     os.kill(pid, number)
-            at_last = self._wait_for_stacks(silent, at_first, deadline)
-            silent = [pid for pid in silent if at_last[pid] == at_first[pid]]
+            at_last = self._wait_for_stacks(at_first, began + timeout)
+            silent = [pid for pid in silent if at_last.get(pid) == at_first.get(pid)]
         self.client.send(worker_messages.StacksTaken())
 
-    def _wait_for_stacks(self, pids: Sequence[int], sizes: dict[int, int], deadline: float) -> dict[int, int]:
-        """Wait until the files of stacks do not grow any more. Returns their sizes."""
+    def _wait_for_stacks(self, at_first: dict[int, int], deadline: float) -> dict[int, int]:
+        """Wait until the files of stacks have grown, and do not grow any more. Returns their sizes."""
+        sizes = at_first
         while True:
             time.sleep(_QUIET)
             before = sizes
-            sizes = self._sizes_of_stacks(pids)
-            if sizes == before or time.monotonic() >= deadline:
+            sizes = self._sizes_of_stacks(at_first)
+            have_grown = all(size > at_first[pid] for pid, size in sizes.items())
+            if (have_grown and sizes == before) or time.monotonic() >= deadline:
                 return sizes
 
     def _sizes_of_stacks(self, pids: Iterable[int]) -> dict[int, int]:
-        """The sizes of the files to which processes write their stacks. A rank of a test has a file of its own."""
+        """The sizes of the files to which processes write their stacks, of those that live and have one.
+
+        A rank of a test has a file of its own.
+        """
         files = [file.resolve() for file in (*self._unit.ranks.glob("*/*.stacks"), self._unit.stacks)]
         sizes = {}
         for pid in pids:
             opened = set(system.opened(pid))
-            sizes[pid] = 0
             for file in files:
                 if str(file) in opened:
                     sizes[pid] = len(content_of(file))

@@ -166,17 +166,15 @@ class Affected:
     def _key_of_files(self, load_as: LoadAs) -> str:
         return f"{self._key} {json.dumps(messages.encode(load_as))}"
 
-    def paths(self, files: Iterable[str]) -> set[str]:
-        """Everything that these files and their tests have read."""
-        names: set[str] = set()
+    def paths(self, files: Iterable[str]) -> dict[str, set[str]]:
+        """Everything that these files and their tests have read, with the hashes of its contents then."""
+        paths: dict[str, set[str]] = {}
         for file in files:
-            names.add(file)
+            paths.setdefault(os.path.join(self._root, file), set())
             for reads in self._record(file).values():
-                names.update(reads["files"])
-        paths = set()
-        for name in names:
-            if not name.startswith(file_reads.PROGRAM):
-                paths.add(os.path.join(self._root, name))
+                for name, contents in reads["files"].items():
+                    if not name.startswith(file_reads.PROGRAM):
+                        paths.setdefault(os.path.join(self._root, name), set()).add(contents)
         return paths
 
     def _why_import(self, file: str) -> str | None:
