@@ -182,7 +182,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[LEASE_FOLDER] = config.getini("dist_lease_folder")
     _configure_aspects(config)
     if config.option.showlocals:
-        # In failures of ranks, too.
+        # Failures of ranks show them, too.
         os.environ[SHOWLOCALS.name] = "1"
     if config.getoption(OPTION):
         _install()

@@ -23,7 +23,7 @@ _MOST_GROUPS = 4
 _LONGEST_TITLE = 3 * WIDTH
 _LONGEST_DOING, _SHORTEST_DOING = 46, 24
 _WIDEST_RANKS = 20
-# Between a failure on one screen and its account, in one text.
+# The line between a failure on one screen and its account, in one text.
 WHOLE_ACCOUNT = "\n\n-- full report --\n"
 
 

@@ -33,7 +33,7 @@ class DeviceFacts:
 class DeviceNeeds:
     """The needs of a test of each device that it uses, besides their number."""
 
-    # In bytes.
+    # The bytes of memory that it must have.
     memory: int = 0
     capability: tuple[int, int] = (0, 0)
     # Each can read the memory of each other one.

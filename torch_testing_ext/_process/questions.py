@@ -131,7 +131,7 @@ class _ForkedProcess:
         self._has_ended = False
         self._pid = fork_safety.fork()
         if self._pid == 0:
-            # Without the exit handlers of the parent.
+            # The exit handlers of the parent are not for it.
             try:
                 ours.close()
                 system.die_with(parent, signal.SIGKILL)

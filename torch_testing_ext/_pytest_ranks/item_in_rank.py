@@ -344,7 +344,7 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
         try:
             yield
         finally:
-            # For what is logged until this process ends.
+            # What is logged until this process ends goes there.
             of_report.setStream(sys.stderr)
 
 

@@ -88,7 +88,7 @@ class RankSpec:
     # An accelerator for each rank, if the machine has them; otherwise the CPU.
     is_auto: bool = False
     timeout: float | None = None
-    # In a new interpreter, instead of forked off pytest's process.
+    # The ranks are new interpreters, instead of forks of pytest's process.
     isolated: bool = False
     # Makes the group, in place of torch's function.
     init: _Init | None = None

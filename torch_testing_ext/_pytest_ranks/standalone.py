@@ -28,7 +28,7 @@ from .standalone_process import PROCESS, FromStandalone, StandaloneTest
 from .standalone_verdict import judge, show
 
 _STACKS_TIMEOUT = 2.0
-# For the interpreter of a test in ranks to start and end, beyond the time limit of the ranks.
+# The seconds beyond the time limit of the ranks for the interpreter of their test to start and end.
 _BEYOND_RANKS = 60.0
 
 

@@ -379,7 +379,7 @@ class ReplacedFunction:
         return f"{self.name}: {', '.join(self.by)}"
 
 
-# Where programs replace functions.
+# The owners of functions that programs replace.
 _OWNERS = (
     *("torch", "torch.Tensor", "torch.nn.Module", "torch.optim.Optimizer", "torch.autograd", "torch.cuda"),
     *(

@@ -63,7 +63,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 def holders_of_memory(tensor: torch.Tensor) -> int:
     """The number of tensors, arrays and graphs that hold the memory of a tensor (torch 2.11 to 2.15)."""
     storage = tensor.untyped_storage()
-    # That object is one of them.
+    # The object of this storage is one of them.
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 

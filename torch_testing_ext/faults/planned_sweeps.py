@@ -63,7 +63,7 @@ class KnownFailure:
 
     fault: PlannedFault
     reason: str
-    # In a sweep that a run asks for. The name may lack the beginning, or have more of it.
+    # The test, in a sweep that a run asks for. The name may lack the beginning, or have more of it.
     test: str = ""
 
     def is_of(self, test: str) -> bool:

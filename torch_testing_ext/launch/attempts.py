@@ -35,7 +35,7 @@ class DeviceNeed:
     count: int = 0
     # Whether its ranks see no accelerator.
     are_hidden: bool = False
-    # In words, for those who wait.
+    # The owner in words, for those who wait.
     owner: str = ""
     # A folder for locks, where that of this user cannot be used; None: one that ends with the lease.
     other_folder: Callable[[], Path] | None = None

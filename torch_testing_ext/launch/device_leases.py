@@ -38,7 +38,7 @@ def are_shared(world_size: int) -> bool:
 
 # Seconds between attempts: a lock cannot be awaited. Random, so that two processes do not retry in lockstep.
 _RETRY_INTERVAL = (0.02, 0.1)
-# In seconds.
+# The seconds of waiting after which free devices are kept for this test.
 _RESERVE_AFTER = 2.0
 
 

@@ -22,7 +22,7 @@ class DevicePeak(NamedTuple):
     allocated: int
     # Bytes that torch's allocator held.
     reserved: int
-    # On that device.
+    # The processes on that device.
     processes: int = 1
 
 

@@ -70,7 +70,7 @@ class ForkServer(ForkHost[ToServer, _Rank]):
         super().__init__(client)
         self._inherited = inherited
         self._about = about
-        # While ranks are being started.
+        # The accounts of ranks that are being started.
         self._accounts: list[AccountFile] = []
         self._launches = 0
         self._is_collapsed = False

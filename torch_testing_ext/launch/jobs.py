@@ -94,7 +94,7 @@ class Job:
     # Ranks that pass tell when they ran, too.
     keeps_lanes: bool = False
     debug_rank: int | None = None
-    # For a rank that stops.
+    # The terminal for a rank that stops.
     terminal: UserTerminal = field(default_factory=UserTerminal)
     expects_stops: bool = False
     # The reason of a rank that exits with such a code.

@@ -120,7 +120,7 @@ class RankReport:
             return error
         has_aborted = self.code == -signal.SIGABRT
         how = describe_exit(self.code, as_participle=True) if has_aborted else "terminated"
-        # That no thread could be started has no line.
+        # The error of a thread that could not start has no line.
         where = ", in a `finally` or an `__exit__`" if self.in_flight.error.sites else ""
         return f"{error}; then {how}{where}"
 

@@ -28,7 +28,7 @@ class Chosen:
     root: Path
     # The files to import if the tests that failed no longer exist.
     more_files: tuple[str, ...] = ()
-    # Which decides, too.
+    # The records by which --affected decides, too.
     affected: Affected | None = None
 
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .options import UsageError
 
-# How coverage.py reaches processes that are started or forked, and those that end without Python's clean-up.
+# The ways of coverage.py into processes that are started or forked, and that end without Python's clean-up.
 _PATCHES = ["subprocess", "fork", "_exit"]
 
 _NOT_OTHERS = (

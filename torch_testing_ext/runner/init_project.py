@@ -79,7 +79,7 @@ def _write_or_show(file: Path, text: str, root: Path) -> None:
         print(f"\nTo add to it:\n\n{text}", end="")
 
 
-# Where each service of CI looks for its jobs.
+# The file in which each service of CI looks for its jobs.
 _SERVICES = {
     "github": Path(".github", "workflows", "torchtest.yml"),
     "gitlab": Path(".gitlab-ci.yml"),
@@ -214,7 +214,7 @@ def _requirement() -> str | None:
         if vcs_info.get("vcs") == "git":
             return f"{kit} @ git+{url}@{vcs_info['commit_id']}"
         if not url:
-            # From an index.
+            # It was installed from an index.
             return f"{kit}=={distribution.version}"
         if url.startswith(("http:", "https:")):
             return f"{kit} @ {url}"

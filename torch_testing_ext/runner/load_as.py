@@ -12,9 +12,9 @@ class LoadAs:
 
     by_pytest: bool = True  # otherwise unittest's loader imports them
     all_marks: bool = False  # with the tests, too, that pytest's own options deselect by their marks
-    # Where pytest looks for tests, relative to the root; empty for the places of its own settings.
+    # The places where pytest looks for tests, relative to the root; empty for those of its own settings.
     places: tuple[str, ...] = ()
-    # Where it looks besides.
+    # The places where it looks besides.
     more_places: tuple[str, ...] = ()
 
 
@@ -24,7 +24,7 @@ class FilesFound:
 
     paths: tuple[str, ...]
     failures: tuple[tuple[str, str], ...] = ()
-    # Why pytest cannot say which files it collects.
+    # The reason why pytest cannot say which files it collects.
     failure: str = ""
 
     @property

@@ -77,7 +77,7 @@ def run_tests(
         try:
             owner.enter_context(commit)
             site = owner.enter_context(site_of(options, root, chosen.files))
-            # While the preloaded server imports torch.
+            # The preloaded server imports torch meanwhile.
             reporters = _reporters(options, more)
             work = find_work(options, chosen, earlier, site, reporters, affected)
             # From now on, all of this is done before a signal counts.

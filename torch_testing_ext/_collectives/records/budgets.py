@@ -27,7 +27,7 @@ class Budgeted(NamedTuple):
     bytes: int
 
 
-# By group and operation.
+# The amounts of calls, by group and operation.
 Amounts = Mapping[tuple[str, str], Budgeted]
 
 

@@ -28,7 +28,7 @@ _ALIKE = (
 )
 # The kinds of waits that are no calls: at a store, and for what only the rank's own process can end, as a lock does.
 STORE, OWN = "get", "wait"
-# That for the other ranks of a new world.
+# The wait for the other ranks of a new world.
 INIT = "init_process_group"
 
 
@@ -134,7 +134,7 @@ class Call:
     layout: tuple[tuple[int, ...], ...] = ()
     # How torch puts parts together: placements of DTensors, or a dimension.
     parts: tuple[str, ...] = ()
-    # When it was issued, in seconds since 1970; 0 if unknown.
+    # The time at which it was issued, in seconds since 1970; 0 if unknown.
     at: float = 0.0
 
     def __str__(self) -> str:
@@ -189,7 +189,7 @@ class RankRecord:
     creating: GroupRecord | None = None
     # Its sends and receives are all that there were.
     has_all_messages: bool = True
-    # In the order of their groups.
+    # The lists of members, in the order of their groups.
     lists: tuple[MemberList, ...] = ()
     # The groups that it still had while it ran, by name, generation and world; None if that is not known.
     living: frozenset[tuple[str, int, str]] | None = None

@@ -62,7 +62,7 @@ class FaultsOfRank:
         self._collectives: Counter[int] = Counter()
         # What has been issued, for a fault that does not happen.
         self._seen: Counter[str] = Counter()
-        # When each name was reached last.
+        # The moment at which each name was reached last.
         self._reached: dict[str, float] = {}
         # The group of each call that has begun, by the number of the call.
         self._in_flight: dict[int, int] = {}

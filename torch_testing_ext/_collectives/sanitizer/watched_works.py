@@ -43,7 +43,7 @@ class _OpenWork:
     name: str
     site: int
     buffers: list[Buffer]
-    # Where its outputs are and, without these, its inputs.
+    # The memory of its outputs and, without these, of its inputs.
     locate: Callable[[], tuple[list[Span], list[Span]]]
     # Operations of one queue, as those of a group on a device, come one after the other.
     queue: Callable[[], Any] = _no_queue

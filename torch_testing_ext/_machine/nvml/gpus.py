@@ -27,7 +27,7 @@ class Gpu:
     name: str = ""
     # "00000000:3B:00.0".
     pci_bus: str = ""
-    # In bytes.
+    # The bytes of its memory.
     memory: int = 0
     capability: tuple[int, int] = (0, 0)
     compute_mode: ComputeMode = ComputeMode.DEFAULT
@@ -40,7 +40,7 @@ class GpuProcess:
     """A process that has a context on a GPU."""
 
     pid: int
-    # In bytes; None if the driver does not say.
+    # The bytes that it has; None if the driver does not say.
     memory: int | None = None
 
 
@@ -48,8 +48,8 @@ class GpuProcess:
 class Usage:
     """The current use of one GPU."""
 
-    # In bytes; None if the GPU does not answer.
+    # The bytes in use; None if the GPU does not answer.
     memory: int | None = None
     processes: tuple[GpuProcess, ...] = ()
-    # Why it does not answer, such as "GPU is lost".
+    # The reason why it does not answer, such as "GPU is lost".
     trouble: str = ""

@@ -12,7 +12,7 @@ from torch_testing_ext import launch
 from torch_testing_ext._process import user_commands
 from torch_testing_ext._tests.source_files import source_file
 
-# Between `python` and the file.
+# The arguments between `python` and the file.
 python_arguments: list[str] = []
 
 

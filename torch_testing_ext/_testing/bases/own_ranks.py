@@ -71,7 +71,7 @@ class _OwnProcesses:
             pipe = pipes.get(process.pid)
             if isinstance(pipe, multiprocessing.connection.Connection):
                 self._open[rank] = pipe
-        # When we began to end each process that was there.
+        # The moment at which we began to end each process that was there.
         self._stopped: dict[int, float] = {}
         self._ends: dict[int, float] = {}
         self._texts: dict[int, str] = {}

@@ -16,7 +16,7 @@ __unittest = True
 __tracebackhide__ = True
 
 
-# In seconds; PyTorch waits as long.
+# The seconds for the stacks of a rank; PyTorch waits as long.
 STACKS_TIMEOUT = 5.0
 
 

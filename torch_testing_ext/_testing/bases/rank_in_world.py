@@ -53,7 +53,7 @@ _REFUSED = {
 }
 
 
-# In seconds.
+# The seconds for which a rank waits at most for those before it.
 _LONGEST_WAIT = 3600.0
 
 

@@ -73,7 +73,7 @@ class RankedTestCase(TestCase):
     _DECIDES_ABOUT_SKIPS: ClassVar[tuple[str, ...]] = ("_handle_test_skip",)
 
     rank: int
-    # How many machines the ranks are on, as far as they can tell.
+    # The number of machines of the ranks, as far as they can tell.
     nodes: int = 1
     # Among the ranks of its node; in the parent, as `rank`.
     local_rank: Any = _LocalRank()

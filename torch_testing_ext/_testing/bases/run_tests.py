@@ -44,10 +44,10 @@ def run_tests(argv: Sequence[str] | None = None) -> None:
     if options.seed is not None:
         random_state.SEED = options.seed
     if options.hypothesis_profile is not None:
-        # Where properties look, also in ranks.
+        # Properties look there, also in ranks.
         os.environ["HYPOTHESIS_PROFILE"] = options.hypothesis_profile
     if options.accept:
-        # Where expecttest looks, in this process and in those it starts.
+        # Expecttest looks there, in this process and in those it starts.
         os.environ["EXPECTTEST_ACCEPT"] = "1"
     random_state.set_rng_seed()
     for name, reason in _NOT_NEEDED.items():

@@ -57,7 +57,7 @@ def prepare_shared_devices(rank: int, world_size: int) -> None:
         os.environ.setdefault("NCCL_MAX_CTAS", str(device_sharing.blocks_for(ranks)))
     else:
         names: Any = dist.Backend.default_device_backend_map
-        # For groups whose backend is left to torch.
+        # The backend of groups that leave it to torch.
         names["cuda"] = chosen
         cuda_state.gather_lists_one_by_one()
     own = device_sharing.device_of(rank, devices)

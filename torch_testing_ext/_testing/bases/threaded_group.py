@@ -77,7 +77,7 @@ class WorldData:
     tags_to_pg: dict[str, list[Any]] = field(default_factory=dict)
     pg_to_tag: dict[Any, str] = field(default_factory=dict)
     pg_coalesce_state: dict[Any, list[Any]] = field(default_factory=dict)
-    # Since 2.15.
+    # The world of torch has it since 2.15.
     pg_flight_recorder_hooks: dict[Any, Any] = field(default_factory=dict)
     comms: list[Any] = field(default_factory=list)
 
@@ -131,11 +131,11 @@ class ThreadLocalWorld(thread_worlds.world_class()):  # type: ignore[misc]
         self._rendezvous: dict[Any, Rendezvous] = {}
         self.changed = threading.Condition()
         self.closed = False
-        # How each rank ended.
+        # The end of each rank, in words.
         self.ended: dict[int, str] = {}
         # The latest calls of each rank.
         self.issued: dict[int, deque[_Issued]] = {}
-        # That each rank has made.
+        # The groups that each rank has made.
         self.groups: dict[int, list[GroupRecord]] = {}
         # Ranks that wait in a collective, and whether their wait is over although they have not woken up yet.
         self.waiting: dict[int, Callable[[], bool]] = {}

@@ -38,7 +38,7 @@ from torch_testing_ext.launch.watching.rules import RankWatch, WatchAction, Watc
 # The other ranks may run on after a failure. Those that wait for the failed rank in a collective end at once;
 # a rank that computes cannot be ended, so it gets the chance to finish.
 GRACE_AFTER_FAILURE = grace_periods.AFTER_FAILURE_FOR_GOOD
-# How long a thread may take to end after its account, or after it is asked to stop.
+# The seconds for a thread to end after its account, or after it is asked to stop.
 END_TIMEOUT = 0.5
 
 
@@ -92,7 +92,7 @@ class RankThreads:
             for rank in range(world_size)
         ]
         for thread in self.threads:
-            # For those who have the thread alone.
+            # Some have the thread alone.
             thread.ranks = self  # type: ignore[attr-defined]
 
     def _sanitize(self, sanitize: Sanitize, world_size: int) -> None:

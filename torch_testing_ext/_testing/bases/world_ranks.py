@@ -57,7 +57,7 @@ class WorldBody:
     """The code that each rank of a world runs."""
 
     call: Callable[[launch.RankContext], object]
-    # For the contexts of the ranks.
+    # The object for the contexts of the ranks.
     inherited: Any = None
     # Whether it was written for ranks that communicate: then it need not suit a world, nor judge its values.
     is_test: bool = True
@@ -104,7 +104,7 @@ class WorldRanks(ProcessHost):
         self.run = launch.launch_from_here(own, self.body)
 
     def watch(self, attempt: RankAttempt) -> RankEvidence:
-        # With the rules of collectives.
+        # It imports the rules of collectives.
         from torch_testing_ext._testing.bases.world_evidence import RecordsOfWorld, WorldFacts
 
         assert self.run is not None
@@ -137,7 +137,7 @@ class WorldRanks(ProcessHost):
 
 def run_rank_of_world(context: launch.RankContext, timeout: float | None) -> None:
     """Run the body as a rank of a whole world. `timeout`: for waits in a store."""
-    # With what ranks alone need.
+    # It imports what ranks alone need.
     from torch_testing_ext._testing.bases.rank_in_world import RankInWorld
 
     world: WorldBody = context.inherited

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# In seconds. Only a server that has ended, or is stopped, takes longer.
+# The seconds for an answer. Only a server that has ended, or is stopped, takes longer.
 _PATIENCE = 0.2
 # Each is a question of its own.
 _MOST_KEYS = 64

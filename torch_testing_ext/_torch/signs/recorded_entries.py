@@ -111,7 +111,7 @@ class RecordedEntry(NamedTuple):
 
     @property
     def _side(self) -> str:
-        # Of a scatter, only the root has inputs.
+        # Only the root of a scatter has inputs.
         return "output" if self.kind == "scatter" else "input"
 
     def sizes_and_types(self, side: str) -> tuple[tuple[int, ...], tuple[str, ...]]:

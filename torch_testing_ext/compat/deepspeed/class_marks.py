@@ -16,7 +16,7 @@ from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions
 
 from .classes import DistributedExec, DistributedFixture, DistributedTest
 
-# How DeepSpeed's harness calls what is ours to do; an override of one would not be called.
+# The methods by which DeepSpeed's harness does what is ours to do; an override of one would not be called.
 _NOT_CALLED = (
     "__call__",
     "_launch_procs",

@@ -26,7 +26,7 @@ class DistributedExec:
     set_dist_env: ClassVar[bool] = True
     # Skip without an accelerator for each rank. Otherwise ranks use the CPU where there is no accelerator.
     requires_cuda_env: ClassVar[bool] = False
-    # In seconds; None for that of the run.
+    # The time limit in seconds; None for that of the run.
     exec_timeout: ClassVar[float | None] = None
     # These two change nothing: every test has fresh ranks, which may start processes.
     reuse_dist_env: ClassVar[bool] = False

@@ -64,7 +64,7 @@ class OutputOfRanks(Aspect):
 
     def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
         if asked.value(_LOCALS):
-            # Of tests without ranks, too.
+            # Tests without ranks show them, too.
             os.environ["PYTEST_ADDOPTS"] = f"{os.environ.get('PYTEST_ADDOPTS', '')} --showlocals".strip()
 
     def complete_job(self, attempt: RankAttempt, job: Job) -> Job:

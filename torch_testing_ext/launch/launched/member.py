@@ -107,7 +107,7 @@ class Member:
         self._is_ending = False
         self._is_left = False
         self._was_heard = False
-        # Without rank 0.
+        # Rank 0 is gone.
         self.is_alone = False
         # The latest round.
         self.judged: RoundJudged | None = None

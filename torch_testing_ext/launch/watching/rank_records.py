@@ -35,12 +35,12 @@ class RankRecords:
         self.accounts: dict[int, RankAccount | None] = {}
         # The answers of persistent ranks that have finished their task.
         self.answers: dict[int, Exit] = {}
-        # When we began to end each rank that was running.
+        # The moment at which we began to end each rank that was running.
         self.stopped: dict[int, float] = {}
         # The ranks that a fault has ended, and that run again; and those that were ended while they were stopped.
         self.restarted: Counter[int] = Counter()
         self.frozen: set[int] = set()
-        # That something else has stopped, and that were still so when the time was over.
+        # The ranks that something else had stopped, and that were still so when the time was over.
         self.found_stopped: set[int] = set()
         # What the ranks that were running at the time-out answered before anything woke the others, if some did not.
         self.before_stacks: dict[int, RawRecord | None] = {}

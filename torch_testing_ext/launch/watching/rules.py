@@ -125,14 +125,14 @@ class RankWatch:
         self.grace_ends: float | None = None
         self.has_failed = False
         self.stacks_timeout = grace_periods.FOR_STACKS
-        # When to look next whether ranks wait for each other; None: never.
+        # The moment of the next look whether ranks wait for each other; None: never.
         self.look_due: float | None = None
-        # When the first rank was lost.
+        # The moment at which the first rank was lost.
         self._lost_at: float | None = None
         self._has_named_lost = False
         self.stop: Stop | None = None
         self._has_stacks = False
-        # When SIGTERM was sent.
+        # The moment at which SIGTERM was sent.
         self._terminated: float | None = None
         self._is_killed = False
 

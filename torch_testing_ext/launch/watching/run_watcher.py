@@ -101,7 +101,7 @@ class RankWatcher:
         self.looks = Looks(run, expected, self.records.logs, endless)
         # What NCCL says of ranks that hang.
         self.nccl: NcclStatus | None = None
-        # When a rank has last been in the debugger.
+        # The moment at which a rank was last in the debugger.
         self._last_pause = 0.0
         # A fault has happened, after which the test has less time.
         self._is_limited = False

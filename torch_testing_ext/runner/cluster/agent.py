@@ -212,7 +212,7 @@ class Agent(UnitListener):
     def test_began(self, running: UnitHandle, test: Test) -> None:
         unit = running.unit
         began = agent_messages.BeganInUnit(unit.number, unit.tests.index(test), time.monotonic())
-        # That of a short test goes with its end.
+        # The message of a short test goes with its end.
         self.writer.send(began, urgent=False)
 
     def test_is_slow(self, running: UnitHandle, test: Test, seconds: float) -> None:

@@ -34,13 +34,13 @@ class PrepareNode:
     jobs: int | None
     # The names of accelerators that do not exist, to try out a cluster without any.
     fake_devices: tuple[str, ...]
-    # That reruns a test whose name is appended.
+    # The command that reruns a test whose name is appended.
     command: str
     # Variables of the runner that tests may read.
     environ: Mapping[str, str]
     # Accelerators that Ray or Slurm has reserved there.
     reserved: int = 0
-    # That shows the failure of a test whose name is appended.
+    # The command that shows the failure of a test whose name is appended.
     show_command: str = ""
     # The agent was started by a worker of Ray.
     undo_worker: bool = False

@@ -37,7 +37,7 @@ CLEAN_TIMEOUT = 60.0
 RESERVE_TIMEOUT = 2.0
 # Seconds; random, so that two runs do not try again in lockstep.
 RETRY_AFTER = (0.2, 2.0)
-# How often an agent may be lost on a node before the node is left alone.
+# The number of agents that a node may lose before it is left alone.
 MOST_LOSSES = 2
 _CLIENT = "ray://"
 
@@ -66,13 +66,13 @@ class Bridge:
         # The nodes of the run, by their ids.
         self.held: dict[str, HeldNode] = {}
         self._losses: dict[str, int] = {}
-        # Why nodes are left alone, by their ids.
+        # The reasons to leave nodes alone, by their ids.
         self._left_alone: dict[str, str] = {}
         self._has_begun = False
         self._takes_more = True
         # Nodes of earlier looks: one that joins the cluster is taken once in any case.
         self._known: set[str] = set()
-        # When nodes are taken again.
+        # The moment from which on nodes are taken again.
         self._not_before = 0.0
         self._serials = itertools.count()
         self._drained: set[str] = set()

@@ -31,7 +31,7 @@ class Connect:
     path: tuple[str, ...]
     # A tar of the project; empty if `root` is on every node.
     archive: str = ""
-    # When files of the archive were modified, in nanoseconds.
+    # The times at which files of the archive were modified, in nanoseconds.
     times: Mapping[str, int] = field(default_factory=dict)
     # Only remove what the nodes have kept.
     cleans: bool = False
@@ -42,7 +42,7 @@ class ReleaseNode:
     """An agent is lost or not needed any more."""
 
     serial: int
-    # Why its node is of no use for this run, and is left alone.
+    # The reason why its node is of no use for this run, and is left alone.
     refused: str = ""
 
 

@@ -61,7 +61,7 @@ class Troubles:
         # Shows a warning; the run has no reporter at first.
         self.show: Callable[[str], object] = lambda text: None
         self.warnings: list[str] = []
-        # How nodes were lost, or could not be used.
+        # The ways in which nodes were lost, or could not be used.
         self.lost: list[str] = []
         # The software of nodes that are left alone.
         self.different: list[str] = []
@@ -103,7 +103,7 @@ class ClusterNodes:
         self.coming_back: ComingBack | None = None
         # The units that wait; None as long as all nodes are needed.
         self.waiting: Callable[[], int] | None = None
-        # How many have become ready, also if they are lost now.
+        # The number of nodes that have become ready, also if they are lost now.
         self.joined = 0
         self._nodes: dict[str, RemoteNode] = {}
         self._hurried = False

@@ -219,7 +219,7 @@ class ClusterSite(RunSite):
         self._launcher = launcher
         self._timeout = timeout
         self._say = say
-        # How many nodes had joined when it began, and until when.
+        # The number of nodes that had joined when it began, and its end.
         self._wait: tuple[int, float] | None = None
 
     def __enter__(self) -> ClusterSite:

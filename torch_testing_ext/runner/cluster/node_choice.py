@@ -94,7 +94,7 @@ class Choice:
 
     take: tuple[SeenNode, ...] = ()
     waits_for: str = ""
-    # Why the run cannot begin, and no waiting helps.
+    # The reason why the run cannot begin, and no waiting helps.
     cannot: str = ""
     # Only more nodes help, which an autoscaler may add.
     infeasible: bool = False

@@ -67,7 +67,7 @@ class RayLauncher(NodeLauncher):
     cleaned: list[bridge_messages.NodeCleaned] = field(default_factory=list)
     _state: BridgeState = BridgeState.IMPORTS
     _takes_more: bool = True
-    # How agents ended.
+    # The ends of agents, in words.
     _gone: dict[str, str] = field(default_factory=dict)
     # The serial numbers of the agents, by name of node.
     _serials: dict[str, int] = field(default_factory=dict)

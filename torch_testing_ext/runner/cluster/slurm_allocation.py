@@ -165,7 +165,7 @@ class CommandLauncher(NodeLauncher):
     prepare: PrepareNode
     folder: Path
     environ: Mapping[str, str]
-    # That a node gives us, where it may have more.
+    # The cores that a node gives us, where it may have more.
     cpus: Mapping[str, int] = field(default_factory=dict)
     # Accelerators that a node gives us.
     reserved: Mapping[str, int] = field(default_factory=dict)

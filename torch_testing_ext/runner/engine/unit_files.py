@@ -26,7 +26,7 @@ class UnitFiles:
 
     def __init__(self, spec: worker_messages.UnitSpec):
         self.spec = spec
-        # How much of each has been read as new.
+        # The length of each that has been read as new.
         self._read: dict[Path, int] = {}
         # A character may be written in two parts.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -243,7 +243,7 @@ class UnitLog:
         if self.fixture is not None:
             seconds, name = end.at - self.fixture.at, self.fixture.name
         outcome, title = self._explain(end, seconds, name)
-        # For a line that names the test already.
+        # The reason is for a line that names the test already.
         _, reason = self._explain(end, seconds, name, says_where=False)
         failure = self._with_details(title, end, test)
         so_far = self.failed_so_far.get(test)

@@ -489,7 +489,7 @@ class RunOptions(AskedOptions):
             read_boolean, "print what a report of a bug needs instead", level=Level.OF_COMMANDS, configurable=False
         ),
     )
-    # Of the command `show`.
+    # An option of the command `show`.
     json: bool = field(
         default=False,
         metadata=_output(

@@ -16,7 +16,7 @@ class CommandSpec:
     description: str = ""
     # Their fields; without any, the command reads its words itself.
     options: tuple[str, ...] = ()
-    # In --help-all, not in --help.
+    # Whether it is in --help-all, and not in --help.
     is_rare: bool = False
 
 

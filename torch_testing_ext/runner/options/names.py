@@ -32,5 +32,5 @@ def shown_value(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "(none)"
-    # That of a member of an enumeration.
+    # A member of an enumeration stands for its value.
     return str(getattr(value, "value", value))

@@ -15,7 +15,7 @@ class PytorchOption:
     """An option of PyTorch's, and the words that stand for it here."""
 
     flags: tuple[str, ...]
-    # From the words after the flag that are its values.
+    # The translation of the words after the flag that are its values.
     ours: Translate = lambda values: []
     # The most values that it takes.
     values: int = 0

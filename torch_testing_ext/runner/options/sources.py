@@ -19,7 +19,7 @@ class ConfiguredOptions:
     """The options in force, and the source of each."""
 
     options: Options
-    # Where each value comes from, by field.
+    # The source of each value, by field.
     sources: Mapping[str, str]
     # A line for each word of the command line that has no effect.
     notes: Sequence[str] = ()

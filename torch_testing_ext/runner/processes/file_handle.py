@@ -27,7 +27,7 @@ from . import worker_messages
 from .preloaded_client import PreloadedServerClient
 
 FILE_IMPORT_TIMEOUT = 120.0
-# How often a file may be imported when the preloaded server dies.
+# The most imports of a file during which the preloaded server dies.
 MOST_LOST_IMPORTS = 3
 
 
@@ -316,7 +316,7 @@ class _Process:
     """One process of the file, and the units that it runs."""
 
     channel: Channel[worker_messages.FromFile]
-    # Which of the preloaded servers has started the process.
+    # The preloaded server that has started the process, by its number.
     preloaded_server_start: int
     # The units, by the numbers of their supervisors.
     units: RequestedChildren
@@ -324,7 +324,7 @@ class _Process:
     number: int = -1
     # The deadline of the import.
     deadline: Timer = field(default_factory=lambda: Timer(0.0, lambda: None))
-    # That can watch another unit.
+    # The supervisors that can watch another unit.
     free: list[SupervisorHandle] = field(default_factory=list)
     # Numbers of supervisors that have all modules that the process has.
     fresh: set[int] = field(default_factory=set)

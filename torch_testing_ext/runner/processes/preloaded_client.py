@@ -38,7 +38,7 @@ from .worker_messages import (
 
 PRELOADED_START_TIMEOUT = 300.0
 PRELOADED_QUIT_TIMEOUT = 5.0
-# How often in a row the preloaded server may die. It has died in a row if no child has ended by itself in between.
+# The most deaths of the preloaded server in a row: those between which no child has ended by itself.
 MOST_DEATHS = 20
 # The most failed starts in a row of a preloaded server that was ready before.
 MOST_FAILED_STARTS = 3
@@ -61,7 +61,7 @@ class WarmUp:
     modules: tuple[str, ...] = (*ALWAYS, _FSDP, _DTENSOR)
     # Its memory: this takes up to half a second, and makes each fork 5 to 15 ms faster, of which a test needs several.
     collapse: bool = True
-    # That forks the preloaded server.
+    # The warm server that forks the preloaded one.
     server: WarmServer | None = None
 
 
@@ -95,7 +95,7 @@ class PreloadedServerClient:
     warm_up: WarmUp = WarmUp()
     # The root is a PyTorch checkout, whose tests get our classes under PyTorch's names.
     drop_in: bool = False
-    # That all processes get, besides that of this process.
+    # The variables that all processes get, besides those of this process.
     environ: Mapping[str, str] = field(default_factory=dict)
     quit_timeout: float = PRELOADED_QUIT_TIMEOUT
     # The folder for temporary files, if it is not the usual one.
@@ -105,7 +105,7 @@ class PreloadedServerClient:
     starts: int = 0
     # Whether the preloaded server has been forked by a server.
     is_warm: bool = False
-    # Why no child can be started any more.
+    # The reason why no child can be started any more.
     failure: str | None = None
     _folder: ExitStack = field(default_factory=ExitStack)
     _numbers: Iterator[int] = field(default_factory=itertools.count)

@@ -113,7 +113,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     except NoAnswer as error:
         channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
-    # While this process can still fork one that asks.
+    # Now, as long as this process can still fork one that asks.
     why_none = ""
     with suppress(NoAnswer):
         why_none = accelerators.why_no_device()

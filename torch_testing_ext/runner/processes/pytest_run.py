@@ -168,7 +168,7 @@ class _Loop:
         seconds = unit.timeouts[number]
         item.stash[COMMAND] = command
         item.stash[SHOW_COMMAND] = show_command
-        # For test cases, whose result object it is.
+        # Test cases ask it, since it is their result object.
         item.command_of = lambda test: command
         item.show_command_of = lambda test: show_command
         spec = item.stash.get(SPEC, None)

@@ -108,7 +108,7 @@ def _prepare(unit: UnitSpec, log: int) -> None:
     if "torch_testing_ext.upstream.drop_in" in sys.modules:
         from torch_testing_ext.upstream import drop_in
 
-        # Of tests of PyTorch's own files.
+        # The tests of PyTorch's own files need it.
         drop_in.use_folder(unit.file, unit.directory)
     notes.has_header = True
     stacks.write_on_request(unit.stacks)

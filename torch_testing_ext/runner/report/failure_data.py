@@ -27,7 +27,7 @@ class _Most(NamedTuple):
 
 
 _ALL = _Most(1000, 100_000)
-# From all that there is to the least that helps.
+# The steps from all that there is to the least that helps.
 _STEPS = (_Most(20, 1000), _Most(10, 400), _Most(6, 200), _Most(4, 120), _Most(3, 80), _Most(1, 60), _Most(1, 24))
 
 

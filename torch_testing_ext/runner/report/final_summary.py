@@ -63,7 +63,7 @@ class FinalSummary:
             self._warnings(),
             self._error(),
             self._rerun_command(),
-            # Without colour, since programs read it, too.
+            # It has no colour, since programs read it, too.
             [*self._address(), self.summary.last_line],
         ]
         texts = ["\n".join(lines) for lines in sections if any(lines)]

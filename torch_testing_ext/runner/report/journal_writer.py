@@ -36,7 +36,7 @@ class Journal:
                 self._open()
                 self._write(event)
             case TestFinished(finished):
-                # Which another line has in full.
+                # Another line has it in full.
                 last = finished.last
                 named = Attempt(last.test, TestEnd(last.outcome), repetition=last.repetition, number=last.number)
                 self._write(replace(event, finished=FinishedTest((named,))))

@@ -64,7 +64,7 @@ def _imports(history: History) -> TraceEvents:
     """The imports before the run: those that overlap are in several lanes."""
     if history.imports:
         yield from _process(IMPORTS, "imports")
-    # When each lane is free again.
+    # The moment at which each lane is free again.
     free_at: list[float] = []
     for span in sorted(history.imports, key=lambda span: span.began):
         free = [lane for lane, ended in enumerate(free_at) if ended <= span.began]

@@ -33,7 +33,7 @@ class DisabledTest:
 
     name: str
     why: str
-    # Of those that PyTorch names; none for all.
+    # The platforms, of those that PyTorch names; none for all.
     platforms: tuple[str, ...] = ()
 
     def means(self, test: Test) -> bool:

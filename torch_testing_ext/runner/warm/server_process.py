@@ -68,7 +68,7 @@ class ServerProcess:
         self._connections: list[Channel[ToWarmServer]] = []
         # The modules that were imported, or that cannot be.
         self._tried: set[str] = set()
-        # Why this process cannot be forked.
+        # The reason why this process cannot be forked.
         self._unsafe: str | None = None
         # Children of imports.
         self._kept: frozenset[int] = frozenset()

@@ -27,7 +27,7 @@ from .traffic_table import render_world
 ASSETS = Path(__file__).parent
 # The most important first.
 ORDER_OF_VERDICTS = (TestOutcome.FAILED, TestOutcome.PASSED, TestOutcome.SKIPPED)
-# How the reader may sort the tests; page.js has an order for each first word.
+# The ways to sort the tests; page.js has an order for each first word.
 SORTS = {
     "rank": "most important first",
     "seconds": "longest first",

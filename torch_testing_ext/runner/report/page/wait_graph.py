@@ -20,7 +20,7 @@ Point = tuple[float, float]
 WIDTH_OF_GRAPH = 860
 BOX = 24
 RADIUS = 130
-# How far an arrow bends away from the middle, as a part of its length.
+# The distance by which an arrow bends away from the middle, as a part of its length.
 _CURVE = 0.3
 
 
