@@ -313,7 +313,7 @@ class TestThreadsThemselves(ThreadsTest):
 
 class TestHangs(ThreadsTest):
     def test_stacks_and_the_rank_that_lags_behind(self) -> None:
-        seen = run(Things("hangs_in_one"), timeout=0.3)
+        seen = run(Things("hangs_in_one"), timeout=1.0)
         self.assertEqual(seen.outcome, "error")
         self.assertRegex(
             seen.message, r": rank 1 never reached .*; ranks 0, 2 are waiting in it; timed out after \d+\.\d s\n"
@@ -326,7 +326,7 @@ class TestHangs(ThreadsTest):
 
     def test_the_next_test_is_not_disturbed(self) -> None:
         """Not even by a thread that outlives its own test."""
-        run(Things("hangs_in_one"), timeout=0.3)
+        run(Things("hangs_in_one"), timeout=1.0)
         stuck = [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
         self.assertEqual([thread.name for thread in stuck], ["rank 1"], "the others waited for it in a collective")
         self.assertTrue(stuck[0].daemon)

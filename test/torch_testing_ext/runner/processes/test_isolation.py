@@ -86,8 +86,9 @@ class TestOutcomes(TestCase):
             timeout=0.4,
         )
         self.assertEqual(set(ran.outcomes.values()), {"timeout"})
-        self.assertRegex(ran["test_hangs_for_the_default"].said, r"timed out after 0\.[4-9]")
-        self.assertRegex(ran["test_hangs"].said, r"timed out after 0\.[2-9]")
+        for name, limit in (("test_hangs_for_the_default", 0.4), ("test_hangs", 0.2)):
+            seconds = re.findall(r"timed out after (\d+\.\d) s", ran[name].said)[0]
+            self.assertGreaterEqual(float(seconds), limit)
         _, _, stacks = ran["test_hangs"].said.partition("stacks, most recent call first:\n")
         frames = re.findall(r'^  File ".*", line \d+ in (.*)$', stacks, re.MULTILINE)
         self.assertEqual(frames, ["wait_for_nothing", "test_hangs"], "the test's own frames, and none of unittest's")

@@ -34,6 +34,11 @@ def taken():
     def take(sizes_after):
         clock, sent = Clock(), []
         began = clock.now
+
+        def sizes_of(pids):
+            sizes = sizes_after(clock.now - began)
+            return {pid: sizes[pid] for pid in pids if pid in sizes}
+
         watching = Supervisor.__new__(Supervisor)
         watching.client, watching.children = mock.Mock(), {WORKER: None}
         with (
@@ -41,7 +46,7 @@ def taken():
             mock.patch.object(supervisor.system, "descendants", lambda pid: [RANK]),
             mock.patch.object(supervisor, "_handles", lambda pid, number: True),
             mock.patch.object(os, "kill", lambda pid, number: sent.append((pid, number))),
-            mock.patch.object(watching, "_sizes_of_stacks", lambda pids: sizes_after(clock.now - began)),
+            mock.patch.object(watching, "_sizes_of_stacks", sizes_of),
         ):
             watching._take_stacks()
         watching.client.send.assert_called_once_with(StacksTaken())
