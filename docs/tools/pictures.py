@@ -37,6 +37,37 @@ sys.path.insert(0, str(ROOT / "test" / "torch_testing_ext"))
 from kit.browser import CHROMIUM, Browser  # noqa: E402
 
 TESTS = Path(__file__).with_name("picture_tests.py")
+# Beside tests that run, one for each of several reasons why a test does not.
+NEVER_RUN = """\
+import pytest
+import torch
+
+
+def test_one():
+    pass
+
+
+@pytest.mark.world_size(8, backend="nccl")
+def test_eight_gpus(dist_env):
+    pass
+
+
+def test_two_gpus():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+
+
+def test_slow_sweep():
+    pass
+
+
+class TestShapes:
+    def test_odd(self):
+        assert False
+
+    def test_odd(self):
+        pass
+"""
 # All pictures together, in bytes.
 MOST = 1_500_000
 COLUMNS, LINES = 100, 30
@@ -227,6 +258,17 @@ class Pictures:
         command = ["torchtest", "-j8", "--watch", "--warm=off", "test_training.py"]
         screen = on_terminal(command, self.folder, until=lambda text: "· watching" in text)
         save_terminal(screen.text(), "watch.svg", "torchtest --watch")
+
+    def census(self) -> None:
+        """census.svg: tests that never run."""
+        tests = self.folder / "tests"
+        tests.mkdir()
+        (tests / "restart_checks.py").write_text("def test_resumes(): pass\n")
+        (tests / "test_scaling.py").write_text(NEVER_RUN)
+        words = ["-q", "--run-file=night.ttx", "-k", "not slow", "tests"]
+        subprocess.run(["torchtest", *words], cwd=self.folder, stdout=subprocess.DEVNULL, check=False)
+        screen = on_terminal(["torchtest", "census", "night.ttx", "--tests", "tests"], self.folder)
+        save_terminal(screen.text(), "census.svg", "torchtest census night.ttx --tests tests")
 
     def report(self) -> None:
         """report-light.png: the failure of README.md as a page; report-dark.png, lanes.png, wait-graph.png: others."""
