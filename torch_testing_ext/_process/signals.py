@@ -93,9 +93,6 @@ def signal_group(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-# -- in words
-
-
 def signal_name(number: int) -> str:
     """`SIGKILL`; `signal 70` for a signal without a name."""
     try:

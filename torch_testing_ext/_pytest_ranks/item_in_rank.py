@@ -130,7 +130,7 @@ def run_in_world(context: launch.RankContext) -> None:
 
 def run_shared(context: launch.RankContext) -> None:
     """Run tests that share their ranks, as the body of a rank. Wider fixtures are torn down after the last of them."""
-    from torch_testing_ext.launch.persistent_ranks import tasks
+    from torch_testing_ext.launch.tasks_of_ranks import tasks
 
     test: RankTest = context.inherited
     session = test.item.session

@@ -20,15 +20,13 @@ from torch_testing_ext._collectives.findings.sanitizer_reports import finding_of
 from torch_testing_ext._collectives.findings.unbuffered_sends import first_unbuffered
 from torch_testing_ext._collectives.proof.proof_of_hang import ProofRules, endless_mismatch
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.sanitizer.files_beside_logs import looks_beside, looks_of, results_beside
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
     LogContent,
     LogReader,
     have_notes,
     is_quiet,
-    looks_beside,
-    looks_of,
-    results_beside,
     show_mismatch,
     uses_groups,
 )

@@ -6,10 +6,8 @@ current one are ignored. If a task goes wrong, all ranks are ended, because the 
 """
 
 import os
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,109 +15,24 @@ from torch_testing_ext._collectives.records.raw_records import do_members_agree,
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import read_ends
-from torch_testing_ext.launch import rank_collectives, start
-from torch_testing_ext.launch.account_writer import AccountWriter
-from torch_testing_ext.launch.accounts import AccountFile, RankAccount, RankEnding, now, read_account
+from torch_testing_ext.launch import start
+from torch_testing_ext.launch.accounts import RankAccount, RankEnding, now, read_account
 from torch_testing_ext.launch.jobs import Job, Sanitize
+from torch_testing_ext.launch.tasks_of_ranks import (
+    TO_PARENT,
+    NoMoreTasks,
+    RunTask,
+    account_of_task,
+    log_of_task,
+    pipe_in,
+    tasks_pipe,
+)
 from torch_testing_ext.launch.verdict import Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.rank_records import RankRecords, logs_of
 from torch_testing_ext.launch.watching.run_watcher import RankWatcher, watch
 
 _CHUNK = 1 << 14
-
-
-@dataclass(frozen=True)
-class RunTask:
-    """The next task of a rank."""
-
-    number: int
-    name: str
-    sanitize: Sanitize
-
-
-@dataclass(frozen=True)
-class NoMoreTasks:
-    """The rank is to exit."""
-
-
-@dataclass(frozen=True)
-class TaskDone:
-    """The answer of a rank, short enough to be written into the common pipe atomically."""
-
-    rank: int
-    number: int
-
-
-_TO_RANK = messages.by_name(RunTask | NoMoreTasks)
-_TO_PARENT = messages.by_name(TaskDone)
-
-
-def _pipe(directory: Path, name: str) -> Path:
-    """A named pipe, made by the parent or a rank, whichever needs it first."""
-    path = directory / name
-    with suppress(FileExistsError):
-        os.mkfifo(path, 0o600)
-    return path
-
-
-def _tasks_pipe(directory: Path, rank: int) -> Path:
-    return _pipe(directory, f"rank{rank}.tasks")
-
-
-def _account(directory: Path, rank: int, number: int) -> Path:
-    return directory / f"rank{rank}.account{number}"
-
-
-def _log(directory: Path, rank: int, number: int) -> Path:
-    return directory / f"rank{rank}.sanitizer{number}"
-
-
-# -- a rank's side
-
-
-@dataclass
-class Task:
-    """A task that all ranks run. `account` records how it ended; `path`, the same in all ranks, is for its files."""
-
-    name: str
-    account: AccountWriter
-    path: Path
-
-
-def tasks(directory: Path, rank: int) -> Iterator[Task]:
-    """In a rank: its tasks, one by one. Asking for the next reports that the previous one is done."""
-    done = os.open(_pipe(directory, "done"), os.O_WRONLY | os.O_CLOEXEC)
-    rank_collectives.begin_first_task()
-    pid = os.getpid()
-    with open(_tasks_pipe(directory, rank), encoding="utf-8") as lines:
-        for line in lines:
-            task = messages.from_json(line, _TO_RANK)
-            if isinstance(task, NoMoreTasks):
-                return
-            number = task.number
-            file = AccountFile.open(_account(directory, rank, number))
-            writer = AccountWriter(file)
-            try:
-                rank_collectives.begin_sanitizing(rank, task.sanitize, _log(directory, rank, number))
-                yield Task(task.name, writer, directory / f"task{number}")
-                if os.getpid() != pid:
-                    # A child that the test has forked would read the tasks of this rank.
-                    os._exit(1)
-                with writer.own_errors():
-                    rank_collectives.end_of_sanitizing()
-                writer.attach(rank_collectives.collectives_of_test(more_follow=True))
-            finally:
-                file.close()
-            # The test may have closed it; then its account says so.
-            with suppress(OSError):
-                os.write(done, messages.to_line(TaskDone(rank, number)))
-            if writer.account is not None and writer.account.ending.is_failure:
-                # Peers that wait in a collective see the lost connection.
-                sys.exit(writer.account.code)
-
-
-# -- the parent's side
 
 
 class PersistentRanks:
@@ -139,8 +52,8 @@ class PersistentRanks:
         self.sanitize = Sanitize()
         # Also open for reading: so opening does not wait for the rank, and writing to one that is gone does not raise.
         both_ways = os.O_RDWR | os.O_CLOEXEC
-        self._pipes = [os.open(_tasks_pipe(self.directory, rank), both_ways) for rank in self._ranks()]
-        self._done_pipe = os.open(_pipe(self.directory, "done"), both_ways | os.O_NONBLOCK)
+        self._pipes = [os.open(tasks_pipe(self.directory, rank), both_ways) for rank in self._ranks()]
+        self._done_pipe = os.open(pipe_in(self.directory, "done"), both_ways | os.O_NONBLOCK)
         self._answers = messages.LineBuffer()
         # The ranks that have reported the current task as done.
         self.done: set[int] = set()
@@ -206,7 +119,7 @@ class PersistentRanks:
         with suppress(BlockingIOError):
             while data := os.read(self._done_pipe, _CHUNK):
                 for line in self._answers.add(data):
-                    answer = messages.from_json(line, _TO_PARENT)
+                    answer = messages.from_json(line, TO_PARENT)
                     if answer.number == self.number:
                         self.done.add(answer.rank)
 
@@ -265,7 +178,7 @@ class _TaskRecords(RankRecords):
     def __init__(self, ranks: PersistentRanks):
         super().__init__(ranks.run, ranks._began)
         self._ranks = ranks
-        paths = [_log(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
+        paths = [log_of_task(ranks.directory, rank, ranks.number) for rank in ranks._ranks()]
         self.logs = logs_of(paths, ranks.sanitize)
 
     def take_new(self) -> list[int]:
@@ -283,7 +196,7 @@ class _TaskRecords(RankRecords):
         return self._account_of_task(rank) or super().read_account(rank)
 
     def _account_of_task(self, rank: int) -> RankAccount | None:
-        return read_account(_account(self._ranks.directory, rank, self._ranks.number))
+        return read_account(account_of_task(self._ranks.directory, rank, self._ranks.number))
 
     def log_start(self, rank: int) -> int:
         return self._ranks._written[rank]

@@ -15,7 +15,7 @@ from kit.processes import heed_ctrl_c, wait_until_gone
 from torch_testing_ext import launch
 from torch_testing_ext._process.messages import to_line
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import RankEnding, now, persistent_ranks
+from torch_testing_ext.launch import RankEnding, now, persistent_ranks, tasks_of_ranks
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 WORLD_SIZE = 2
@@ -28,7 +28,7 @@ def setUpModule() -> None:
 def run_tasks(context: launch.RankContext) -> None:
     """Run tasks named after a function here: `fail` on all ranks, or `fail of 1` on rank 1 alone."""
     rank = context.rank
-    for task in persistent_ranks.tasks(context.directory, rank):
+    for task in tasks_of_ranks.tasks(context.directory, rank):
         function, _, only = task.name.partition(" of ")
         if not only or int(only) == rank:
             globals()[function](rank, task)
@@ -36,37 +36,37 @@ def run_tasks(context: launch.RankContext) -> None:
             task.account.passed()
 
 
-def write_pid(rank: int, task: persistent_ranks.Task) -> None:
+def write_pid(rank: int, task: tasks_of_ranks.Task) -> None:
     Path(f"{task.path}.{rank}").write_text(str(os.getpid()))
 
 
-def fail(rank: int, task: persistent_ranks.Task) -> None:
+def fail(rank: int, task: tasks_of_ranks.Task) -> None:
     task.account.failed(AssertionError("as requested"), assertion=True)
 
 
-def skip(rank: int, task: persistent_ranks.Task) -> None:
+def skip(rank: int, task: tasks_of_ranks.Task) -> None:
     task.account.skipped("not today", 86)
 
 
-def die(rank: int, task: persistent_ranks.Task) -> None:
+def die(rank: int, task: tasks_of_ranks.Task) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def close_all_descriptors(rank: int, task: persistent_ranks.Task) -> None:
+def close_all_descriptors(rank: int, task: tasks_of_ranks.Task) -> None:
     os.closerange(3, 4096)
 
 
-def wait_for_ever(rank: int, task: persistent_ranks.Task) -> None:
+def wait_for_ever(rank: int, task: tasks_of_ranks.Task) -> None:
     write_pid(rank, task)
     threading.Event().wait()
 
 
-def interrupt_the_parent(rank: int, task: persistent_ranks.Task) -> None:
+def interrupt_the_parent(rank: int, task: tasks_of_ranks.Task) -> None:
     os.kill(int(os.environ["PARENT"]), signal.SIGINT)
     threading.Event().wait()
 
 
-def stop_itself(rank: int, task: persistent_ranks.Task) -> None:
+def stop_itself(rank: int, task: tasks_of_ranks.Task) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -157,7 +157,7 @@ class PersistentRanksTest(unittest.TestCase):
         self.ranks.start("wait_for_ever of 1")
         for number in (self.ranks.number - 1, self.ranks.number + 1):
             with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
-                pipe.write(to_line(persistent_ranks.TaskDone(1, number)))
+                pipe.write(to_line(tasks_of_ranks.TaskDone(1, number)))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
@@ -165,7 +165,7 @@ class PersistentRanksTest(unittest.TestCase):
     def test_an_answer_without_an_account_is_ignored(self) -> None:
         self.ranks.start("wait_for_ever of 1")
         with open(self.ranks.directory / "done", "wb", buffering=0) as pipe:
-            pipe.write(to_line(persistent_ranks.TaskDone(1, self.ranks.number)))
+            pipe.write(to_line(tasks_of_ranks.TaskDone(1, self.ranks.number)))
         self.assertEqual(
             [report.ending for report in self.watch_briefly().reports], [RankEnding.PASSED, RankEnding.STOPPED]
         )
@@ -189,7 +189,7 @@ class PersistentRanksTest(unittest.TestCase):
 
     def test_dismissed_in_the_middle_of_a_task(self) -> None:
         self.ranks.start("wait_for_ever of 1")
-        self.ranks._send(persistent_ranks.NoMoreTasks())
+        self.ranks._send(tasks_of_ranks.NoMoreTasks())
         while 0 not in self.ranks.run.exits:
             self.ranks.run.wait_for_event()
         end = self.ranks.dismiss(0.0)

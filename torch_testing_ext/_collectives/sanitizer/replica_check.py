@@ -28,9 +28,9 @@ from torch_testing_ext._torch.tensors import replicated_tensors
 from torch_testing_ext._torch.tensors.replicated_tensors import Replica
 from torch_testing_ext._torch.torch_frames import is_in_method_of
 
+from .files_beside_logs import looks_beside
 from .flying_buffers import digest_of_all
 from .operation_checks import Check
-from .sanitizer_log import looks_beside
 
 MOST_BYTES = 1 << 26
 _NOT_COMPARED = ("fake", "threaded")

@@ -21,8 +21,8 @@ from torch_testing_ext._collectives.records.issued_calls import (
 )
 from torch_testing_ext._process.words import list_of
 
+from .files_beside_logs import results_beside
 from .result_samples import EXCHANGED, OF_ALL, PIECE, PIECES, REDUCED, REDUCED_PARTS, Part, Result
-from .sanitizer_log import results_beside
 
 
 def results_of(log: Path) -> list[Result]:

@@ -16,8 +16,8 @@ from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 
+from .files_beside_logs import results_beside
 from .flying_buffers import has_memory
-from .sanitizer_log import results_beside
 
 # The samples of each part of a tensor: so many pieces of so many bytes, which may be the whole part.
 PIECES, PIECE = 64, 128

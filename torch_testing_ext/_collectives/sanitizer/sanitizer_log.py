@@ -21,7 +21,6 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch_testing_ext._collectives.findings.diverged_replicas import Look
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
     CallInGroup,
@@ -432,23 +431,3 @@ def uses_groups(headers: list[bytes]) -> int:
     if any(header[_IRREGULAR] or header[_P2P] for header in known):
         return _SLOTS
     return sum(any(header[slot] for header in known) for slot in range(_FIRST_SLOT, _HEADER))
-
-
-# -- looks at replicas, in a file of their own
-def looks_beside(log: Path) -> Path:
-    """The file of the looks of a rank with this log."""
-    return log.with_name(f"{log.name}.replicas")
-
-
-def looks_of(log: Path) -> list[Look]:
-    """The looks that a rank has written, as far as they are complete."""
-    try:
-        lines = looks_beside(log).read_text("utf-8").splitlines(keepends=True)
-    except OSError:
-        return []
-    return [Look(*json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def results_beside(log: Path) -> Path:
-    """The file of the results of a rank with this log: samples of what its calls have got and given."""
-    return log.with_name(f"{log.name}.results")

@@ -46,7 +46,7 @@ from torch_testing_ext.launch.watching.evidence import RankEvidence
 
 if TYPE_CHECKING:
     from torch_testing_ext.launch.kept_ranks import KeptRanks
-    from torch_testing_ext.launch.persistent_ranks import Task
+    from torch_testing_ext.launch.tasks_of_ranks import Task
 from torch_testing_ext._testing.bases.global_state import GlobalStateWarning, changes_of_state, snapshot
 
 # Keeps these frames out of tracebacks: the message is complete.
@@ -101,7 +101,7 @@ class MultiProcContinuousTest(ProcessRanksTestCase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        from torch_testing_ext.launch import persistent_ranks  # noqa: F401 (its ranks inherit the module)
+        from torch_testing_ext.launch import tasks_of_ranks  # noqa: F401 (its ranks inherit the module)
 
         cls._kept, cls.processes = None, []
         cls._failures_of_ranks, cls._ends_by_cleanup = [], False
@@ -403,7 +403,7 @@ class _InPlace(launched_ranks.InPlace):
 
 
 def _run_rank(context: launch.RankContext, cls: type[MultiProcContinuousTest], rdvz_file: str) -> None:
-    from torch_testing_ext.launch.persistent_ranks import tasks
+    from torch_testing_ext.launch.tasks_of_ranks import tasks
 
     def body() -> None:
         cls.rank, cls.world_size = context.rank, context.world_size
