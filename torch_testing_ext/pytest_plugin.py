@@ -435,9 +435,9 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     launch = sys.modules.get("torch_testing_ext.launch")
     outcome = getattr(error, "outcome", None)
     if launch is not None and report.failed and isinstance(outcome, launch.TestOutcome):
-        from torch_testing_ext._pytest_ranks import reports
+        from torch_testing_ext._pytest_ranks import shown_verdicts
 
-        reports.show(report, call.excinfo, item)
+        shown_verdicts.show(report, call.excinfo, item)
     return report
 
 

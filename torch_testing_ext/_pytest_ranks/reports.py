@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.failure import FailureView, LineKind
+from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 
-from .pytest_internals import plain_text, text_of
+from .pytest_internals import text_of
 
 _XPASS_STRICT = "[XPASS(strict)]"
 _XPASS_OF_UNITTEST = "Unexpected success"
@@ -192,30 +192,3 @@ class TestReports:
     def sections(self) -> Iterator[tuple[str, str]]:
         """The titles and texts of captured output, each once: a report repeats those of earlier phases."""
         yield from dict.fromkeys(section for report in self._reports for section in report.sections)
-
-
-# -- how a verdict is shown
-
-_STYLES = {
-    LineKind.TITLE: "bold",
-    LineKind.FAULT: "bold",
-    LineKind.GOT: "red",
-    LineKind.EXPECTED: "green",
-    LineKind.COMMAND: "light",
-}
-
-
-def show(report: Any, excinfo: Any, item: Any) -> None:
-    """Let a report show the message of a verdict once, since it has everything, and the line of the test."""
-    message = str(excinfo.value)
-    first = message.partition("\n")[0]
-    failure = getattr(excinfo.value, "failure", None)
-    if failure is not None and failure.show_command:
-        # An attribute that xdist sends with the report.
-        report.line_styles = [_STYLES.get(line.kind, "") for line in failure.lines()]
-    path, line, _ = report.location
-    in_test = [entry for entry in excinfo.traceback if entry.path == getattr(item, "path", None)]
-    if in_test:
-        line = in_test[-1].lineno
-        message += f"\n\n{path}:{line + 1}: in {in_test[-1].name}"
-    report.longrepr = plain_text(message, path, (line or 0) + 1, first)

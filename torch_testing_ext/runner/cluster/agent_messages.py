@@ -19,8 +19,6 @@ class ClusterError(UsageError):
 HEARTBEAT = 1.0
 MOST_MISSING = 15
 
-# -- to the agent
-
 
 @dataclass(frozen=True)
 class PrepareNode:
@@ -105,8 +103,6 @@ class FetchFiles:
 
 
 ToAgent: TypeAlias = PrepareNode | FindFilesOfProject | FindTests | RunUnit | EndUnit | AskUnit | CloseFile | FetchFiles
-
-# -- from the agent
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from torch_testing_ext._process.channels import WithDescriptors
 
-# -- a run asks
-
 
 @dataclass(frozen=True)
 class CheckFiles:
@@ -37,8 +35,6 @@ class StopServer:
 
 
 ToWarmServer = CheckFiles | StartRun | KillRun | StopServer
-
-# -- the server answers
 
 
 @dataclass(frozen=True)
