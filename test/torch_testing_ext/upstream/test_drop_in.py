@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 from kit.files import subject
 from kit.processes import clean_environ, run_python
 from kit.warm import run_warm
@@ -20,6 +21,8 @@ STAND_INS = subject(__file__, "stand_ins.py")
 PACKAGE = subject(__file__, "drop_in_package.py")
 
 ALREADY_IMPORTED = subject(__file__, "already_imported.py")
+
+OPERATORS = subject(__file__, "operators_of_pytorch.py")
 
 IN_RANKS = subject(__file__, "ranks_with_stand_ins.py")
 
@@ -50,6 +53,17 @@ class DropInTest(TestCase):
     def test_stand_ins(self) -> None:
         done = run_python(self.file(STAND_INS))
         self.assertEqual(done.returncode, 0, done.stderr)
+
+    @pytest.mark.slow  # PyTorch's table of operators takes a second to make
+    def test_tests_of_operators(self) -> None:
+        """Those of PyTorch's `ops` and `op_db`, as its test_dtensor_ops has them: in order, on our bases."""
+        output = self.run_file(self.file(OPERATORS), "-v")
+        passed = [f"test_dtensor_op_db_{name}_cpu_float32" for name in ("add", "mul", "neg")]
+        if torch.__version__ >= (2, 13):
+            passed.append("test_name_neg_cpu")
+            self.assertRegex(output, r"test_name_mul_cpu \(.* expected failure\n")
+        self.assertEqual(re.findall(r"^(test_\w+) \(.* ok$", output, re.MULTILINE), passed)
+        self.assertRegex(output, rf"Ran {5 if len(passed) == 4 else 3} tests")
 
     def test_modules_of_a_package_that_torch_has_no_more(self) -> None:
         """As the file of the removed compiler imports them; others of that package are missing."""

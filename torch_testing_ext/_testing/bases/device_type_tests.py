@@ -6,6 +6,7 @@ Importing this module touches no accelerator, and neither does a class for one: 
 import copy
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ClassVar
@@ -42,6 +43,9 @@ class DeviceTypeTestBase(TestCase):
     bypass_device_restrictions: bool = False
     # Tests that this type of device leaves out, by class: their names, or "*" for all.
     test_exclusions: ClassVar[dict[str, Collection[str]] | None] = None
+    # For PyTorch's decorator `ops`: the operators that this type of device has, and more decorators for some of them.
+    op_allowlist: ClassVar[Collection[str] | None] = None
+    op_overrides: ClassVar[dict[str, Iterable[Any]] | None] = None
     _stop_test_suite = False
 
     @classmethod
@@ -59,13 +63,37 @@ class DeviceTypeTestBase(TestCase):
         return str(torch.distributed.get_default_backend_for_device(cls.device_type))
 
     @classmethod
-    def set_test_configs(cls, *, test_exclusions: dict[str, Collection[str]] | None = None, **of_ops: Any) -> None:
-        """Replace the tests that this type of device leaves out. Settings for tables of operators have no effect."""
-        cls.test_exclusions = test_exclusions
+    def set_test_configs(
+        cls,
+        *,
+        op_allowlist: Collection[str] | None = None,
+        op_overrides: dict[str, Iterable[Any]] | None = None,
+        test_exclusions: dict[str, Collection[str]] | None = None,
+    ) -> None:
+        """Replace what is particular to this type of device: its operators, and the tests that it leaves out."""
+        cls.op_allowlist, cls.op_overrides, cls.test_exclusions = op_allowlist, op_overrides, test_exclusions
 
     @classmethod
     def _get_test_exclusions(cls, test_class_name: str) -> Collection[str]:
         return (cls.test_exclusions or {}).get(test_class_name, ())
+
+    # PyTorch's `ops`, which a file may use beside our classes, calls these two before it makes its cases.
+
+    @classmethod
+    def _apply_op_allowlist(cls, ops: Any) -> None:
+        if cls.op_allowlist is not None:
+            ops.op_list = [op for op in ops.op_list if op.full_name in cls.op_allowlist]
+
+    @classmethod
+    def _apply_op_overrides(cls, ops: Any, test: Any = None) -> None:
+        of_class, of_test = cls.op_overrides or {}, getattr(test, "_op_overrides", {})
+        for decorator in itertools.chain(*of_class.values()):
+            decorator.device_type = _type_name(cls.device_type)
+        if not (of_class or of_test):
+            return
+        ops.op_list = copy.deepcopy(ops.op_list)
+        for op in ops.op_list:
+            op.decorators += (*of_class.get(op.full_name, ()), *of_test.get(op.full_name, ()))
 
     @classmethod
     def _init_and_get_primary_device(cls) -> str:
