@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 import textwrap
+import unittest
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,17 @@ class DropInTest(TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     @pytest.mark.slow  # PyTorch's table of operators takes a second to make
+    @unittest.skipIf(
+        torch.__version__ < (2, 13),
+        "older torch has no settings of a device, and 2.11 crashes at DTensors in threads, with PyTorch's classes too",
+    )
     def test_tests_of_operators(self) -> None:
         """Those of PyTorch's `ops` and `op_db`, as its test_dtensor_ops has them: in order, on our bases."""
         output = self.run_file(self.file(OPERATORS), "-v")
-        passed = [f"test_dtensor_op_db_{name}_cpu_float32" for name in ("add", "mul", "neg")]
-        if torch.__version__ >= (2, 13):
-            passed.append("test_name_neg_cpu")
-            self.assertRegex(output, r"test_name_mul_cpu \(.* expected failure\n")
-        self.assertEqual(re.findall(r"^(test_\w+) \(.* ok$", output, re.MULTILINE), passed)
-        self.assertRegex(output, rf"Ran {5 if len(passed) == 4 else 3} tests")
+        of_dtensors = [f"test_dtensor_op_db_{name}_cpu_float32" for name in ("add", "mul", "neg")]
+        self.assertEqual(re.findall(r"^(test_\w+) \(.* ok$", output, re.MULTILINE), [*of_dtensors, "test_name_neg_cpu"])
+        self.assertRegex(output, r"test_name_mul_cpu \(.* expected failure\n")
+        self.assertIn("Ran 5 tests", output)
 
     def test_modules_of_a_package_that_torch_has_no_more(self) -> None:
         """As the file of the removed compiler imports them; others of that package are missing."""

@@ -2,7 +2,6 @@
 
 import unittest
 
-import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_device_type import OpDTypes, instantiate_device_type_tests, ops
 from torch.testing._internal.common_methods_invocations import DecorateInfo, op_db
@@ -13,7 +12,7 @@ FEW = [op for op in op_db if op.full_name in ("add", "mul", "neg")]
 
 
 class TestDTensorOps(DTensorOpTestBase):
-    world_size = 1  # torch 2.11 crashes when several threads enter its FakeTensorMode, with PyTorch's classes too
+    world_size = 1  # threads that enter torch's FakeTensorMode at once have crashed
 
     @ops(FEW, dtypes=OpDTypes.any_one)
     def test_dtensor_op_db(self, dtype, op):
@@ -31,12 +30,11 @@ class TestOfADevice(TestCase):
 
 
 instantiate_device_type_tests(TestDTensorOps, globals(), only_for=("cpu",))
-if torch.__version__ >= (2, 13):
-    # As an extension says it of its device: two operators, of which one fails. Older torch has no such settings.
-    base = TestDTensorOpsCPU.__mro__[1]  # noqa: F821
-    expected = DecorateInfo(unittest.expectedFailure, "TestOfADevice", "test_name")
-    base.set_test_configs(op_allowlist={"mul", "neg"}, op_overrides={"mul": [expected], "exp": [expected]})
-    instantiate_device_type_tests(TestOfADevice, globals(), only_for=("cpu",))
+# As an extension says it of its device: two operators, of which one fails.
+base = TestDTensorOpsCPU.__mro__[1]  # noqa: F821
+expected = DecorateInfo(unittest.expectedFailure, "TestOfADevice", "test_name")
+base.set_test_configs(op_allowlist={"mul", "neg"}, op_overrides={"mul": [expected], "exp": [expected]})
+instantiate_device_type_tests(TestOfADevice, globals(), only_for=("cpu",))
 
 if __name__ == "__main__":
     run_tests()
