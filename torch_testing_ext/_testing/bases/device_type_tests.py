@@ -86,14 +86,13 @@ class DeviceTypeTestBase(TestCase):
 
     @classmethod
     def _apply_op_overrides(cls, ops: Any, test: Any = None) -> None:
-        of_class, of_test = cls.op_overrides or {}, getattr(test, "_op_overrides", {})
-        for decorator in itertools.chain(*of_class.values()):
+        overrides = cls.op_overrides or {}
+        for decorator in itertools.chain(*overrides.values()):
             decorator.device_type = _type_name(cls.device_type)
-        if not (of_class or of_test):
-            return
-        ops.op_list = copy.deepcopy(ops.op_list)
-        for op in ops.op_list:
-            op.decorators += (*of_class.get(op.full_name, ()), *of_test.get(op.full_name, ()))
+        if overrides:
+            ops.op_list = copy.deepcopy(ops.op_list)
+            for op in ops.op_list:
+                op.decorators += tuple(overrides.get(op.full_name, ()))
 
     @classmethod
     def _init_and_get_primary_device(cls) -> str:
