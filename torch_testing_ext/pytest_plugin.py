@@ -419,9 +419,9 @@ def _require_ranks(item: Any) -> None:
 def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, pytest.FixtureLookupError) and error.msg is None and error.argname:
-        from torch_testing_ext._pytest_ranks import refusals
+        from torch_testing_ext._pytest_ranks import pytest_internals, refusals
 
-        error.msg = refusals.misspelt_fixture(error.argname)
+        error.msg = refusals.misspelt_fixture(error.argname, pytest_internals.fixtures_of(globals()))
     report = yield
     # pytest gives the exceptions of tests of unittest only now.
     error = call.excinfo.value if call.excinfo is not None else None

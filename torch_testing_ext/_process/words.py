@@ -48,8 +48,8 @@ def first_names(names: Sequence[str], most: int = MOST_NAMES) -> str:
     return ", ".join(names[:most]) + more
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` Did you mean: a, b?`; the nearest known names if none is similar."""
+def nearest(name: str, known: Iterable[str], only_near: bool = False) -> str:
+    """` Did you mean: a, b?`; the nearest known names if none is similar, unless `only_near`."""
     # Few processes ask.
     import difflib
 
@@ -57,6 +57,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, cutoff=NEAR)
     if near:
         return f" Did you mean: {', '.join(near)}?"
+    if only_near:
+        return ""
     nearest_names = difflib.get_close_matches(name, names, cutoff=0.0)
     return f" Nearest known: {', '.join(nearest_names)}." if nearest_names else ""
 

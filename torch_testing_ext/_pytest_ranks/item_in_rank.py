@@ -302,10 +302,7 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
         return
     rank_accounts.stop_at_own(account, error)
     try:
-        if isinstance(error, PartFailed):
-            text = error.text
-        else:
-            text = str(item.repr_failure(pytest_internals.exception_info(error)))
+        text = error.text if isinstance(error, PartFailed) else pytest_internals.failure_text(item, error)
     except Exception:
         text = launch.format_error(error)
     is_assertion = isinstance(error, (AssertionError, pytest.fail.Exception))

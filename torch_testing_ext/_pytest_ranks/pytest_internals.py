@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-from _pytest._code.code import ReprEntryNative, ReprExceptionInfo, ReprFileLocation, ReprTraceback
+from _pytest._code.code import (
+    ExceptionChainRepr,
+    ReprEntryNative,
+    ReprExceptionInfo,
+    ReprFileLocation,
+    ReprTraceback,
+)
 from _pytest._io import TerminalWriter
 from _pytest.config import ConftestImportFailure, _prepareconfig, create_terminal_writer
 from _pytest.debugging import _enter_pdb
@@ -28,6 +34,8 @@ from _pytest.junitxml import xml_key
 from _pytest.logging import caplog_handler_key, caplog_records_key, catching_logs
 from _pytest.skipping import evaluate_xfail_marks, xfailed_key
 from _pytest.unittest import UnitTestCase
+
+from torch_testing_ext._tests.source_files import is_library
 
 # The fixtures of pytest that stand for setup_module, setup_class and unittest's fixtures begin so.
 UNITTEST_FIXTURE = "_unittest_setUpClass_"
@@ -44,6 +52,20 @@ def exception_info(error: BaseException) -> pytest.ExceptionInfo[BaseException]:
     return pytest.ExceptionInfo.from_exc_info((type(error), error, error.__traceback__))
 
 
+def failure_text(item: Any, error: BaseException) -> str:
+    """The text that pytest shows of an error; the last function in full only if it is the project's."""
+    raised = exception_info(error)
+    shown = item.repr_failure(raised)
+    if isinstance(shown, ExceptionChainRepr) and item.config.getoption("tbstyle", "auto") == "auto":
+        short = item._repr_failure_py(raised, style="short")
+        for (traceback, *_), (of_short, *_) in zip(shown.chain, short.chain, strict=True):
+            *entries, last = traceback.reprentries
+            place = getattr(last, "reprfileloc", None)
+            if place is not None and is_library(place.path):
+                traceback.reprentries = [*entries, of_short.reprentries[-1]]
+    return str(shown)
+
+
 # -- a session
 
 
@@ -52,6 +74,11 @@ def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     config = _prepareconfig(arguments, plugins)
     config._do_configure()
     return config
+
+
+def settings(config: Any) -> tuple[list[str], list[str]]:
+    """The settings that the project has and pytest does not know, and those that pytest knows."""
+    return sorted(config._get_unknown_ini_keys()), list(config._parser._inidict)
 
 
 def known_options() -> Mapping[str, bool]:
@@ -213,6 +240,16 @@ def fixture_definitions(item: Any) -> dict[str, tuple[Any, ...]]:
     """The definitions of each fixture that a test uses: several, if one overrides another."""
     info = getattr(item, "_fixtureinfo", None)
     return {name: tuple(those) for name, those in info.name2fixturedefs.items()} if info is not None else {}
+
+
+def fixtures_of(module: Mapping[str, Any]) -> list[str]:
+    """The names of the fixtures that a module defines. `_pytestfixturefunction`: before 8.4."""
+    names = []
+    for name, value in module.items():
+        marker = getattr(value, "_fixture_function_marker", None) or getattr(value, "_pytestfixturefunction", None)
+        if marker is not None:
+            names.append(marker.name or name)
+    return names
 
 
 def is_parameter(definition: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import pytest
@@ -44,13 +45,9 @@ def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
     made.is_refused_again = first != item.nodeid
 
 
-# The fixtures of this package.
-_FIXTURES = ("dist_env", "ranks", "traffic", "spawn", "run_script")
-
-
-def misspelt_fixture(name: str) -> str | None:
+def misspelt_fixture(name: str, ours: Iterable[str]) -> str | None:
     """The message on a fixture whose name is almost one of ours; None leaves it to pytest, which lists all fixtures."""
-    near = difflib.get_close_matches(name, _FIXTURES, 1, cutoff=0.75)
+    near = difflib.get_close_matches(name, ours, 1, cutoff=0.75)
     return f"fixture '{name}' not found. Did you mean: {near[0]}?" if near else None
 
 

@@ -36,7 +36,7 @@ from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.account_writer import account_of
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.causes import Cause
-from torch_testing_ext.launch.probable_exits import probable_lines_of_exit
+from torch_testing_ext.launch.probable_exits import calls_that_exit, probable_lines_of_exit
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, report_of
 from torch_testing_ext.launch.verdict import Case
 
@@ -219,6 +219,13 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             return report.ending.value, None
         case RankEnding.FAULT:
             return ended(report), None
+        case RankEnding.EXITED if site is None:
+            # An exit leaves no trace of where.
+            calls = calls_that_exit(fault.case.file, fault.case.function)
+            at = "here" if len(calls) == 1 else f"at line {' or '.join(map(str, calls))}"
+            probably = [f"probably {at}"] if calls else []
+            first = next((Site(fault.case.file, *call) for call in calls.items()), None)
+            return ", ".join([describe_exit(report.code), *probably]), first
         case _:
             return describe_exit(report.code, as_participle=True), site
 

@@ -259,6 +259,8 @@ def _failed(
     alike = [first.rank, *others]
     if first.error.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
         title = first.error.title
+    elif case.is_script and first.ending is RankEnding.EXITED:
+        title = f"{case.name} {describe_exit(first.code)} in {_of_all(alike, len(reports))}"
     else:
         title = f"{_of_all(alike, len(reports))} {_what_happened(first, len(alike))}"
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]

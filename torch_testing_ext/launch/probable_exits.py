@@ -30,6 +30,25 @@ def probable_lines_of_exit(file: str, function: str, last: int | None, missed: i
     return sorted(_Ways(around[-1], last, missed).exits())
 
 
+def calls_that_exit(file: str, function: str) -> dict[int, str]:
+    """The lines of calls that exit, in `function` or else in the whole file, each with the function that it is in."""
+    tree = source_tree(file)
+    if tree is None:
+        return {}
+    found: dict[int, str] = {}
+    for scope in ast.walk(tree):
+        # Inner functions come after those that they are in.
+        if isinstance(scope, (ast.Module, *_FUNCTIONS)):
+            lines = [node.lineno for node in ast.walk(scope) if isinstance(node, ast.Call) and _exits(node.func)]
+            found.update(dict.fromkeys(lines, getattr(scope, "name", "<module>")))
+    within = {line: name for line, name in found.items() if name == function}
+    return dict(sorted((within or found).items()))
+
+
+def _exits(called: ast.expr) -> bool:
+    return ast.unparse(called) in ("os._exit", "_exit", "sys.exit", "exit", "quit", "SystemExit")
+
+
 class _Ways:
     """The ways through a test from the line of a rank's last collective, if there is one, past the one it missed."""
 

@@ -54,6 +54,7 @@ class Case:
     note: str = ""  # what else must be known to run it again
     show_command: str = ""
     kept_as: str = ""  # the name under which the account is to be kept for that command
+    is_script: bool = False  # its ranks run this file, which has the name of the case
 
     @property
     def function(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .options import UsageError
+from .options import CannotRun, UsageError
 
 # The ways of coverage.py into processes that are started or forked, and that end without Python's clean-up.
 _PATCHES = ["subprocess", "fork", "_exit"]
@@ -19,6 +19,7 @@ _NOT_OTHERS = (
     "warning: --coverage measured no process of a test: this Python does not execute coverage.py's a1_coverage.pth, "
     "which is next to it in site-packages"
 )
+_NO_FILE = "no file was measured: coverage.py's setting source names the folders, such as source = ['src']"
 
 
 @contextmanager
@@ -49,7 +50,10 @@ def measured() -> Iterator[None]:
         together = coverage.Coverage(config_file=of_project)
         if len(glob.glob(f"{glob.escape(str(together.get_option('run:data_file')))}.*")) < 2:
             print(_NOT_OTHERS, file=sys.stderr)
-        together.combine()
-        together.save()
-        percent = together.html_report(ignore_errors=True)
+        try:
+            together.combine()
+            together.save()
+            percent = together.html_report(ignore_errors=True)
+        except coverage.exceptions.NoDataError:
+            raise CannotRun(f"--coverage: {_NO_FILE}") from None
         print(f"coverage: {percent:.0f} % of the lines, in {together.get_option('html:directory')}/index.html")

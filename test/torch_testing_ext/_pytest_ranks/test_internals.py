@@ -23,6 +23,9 @@ MODEL = {
             "test_options",
             "test_colours",
             "test_debugger",
+            "test_failure_text",
+            "test_fixtures_of_a_module",
+            "test_settings",
             "test_property_of_the_run",
         ]
     ),

@@ -1,10 +1,13 @@
-"""Tests verdicts as tables: one outcome and one message from how every rank ended. No process, no file, no clock."""
+"""Tests verdicts as tables: one outcome and one message from how every rank ended. No process, no clock."""
 
 import itertools
 import signal
 import sys
+import tempfile
+import textwrap
 import unittest
 from dataclasses import replace
+from pathlib import Path
 
 from kit.verdicts import (
     ABORTS,
@@ -153,6 +156,56 @@ class TestOutcomes(VerdictTestCase):
         for expected in (ANY_CODE, ABORTS):
             verdict = self.judge(killed(signal.SIGABRT), stopped(), timed_out=True, expected=expected)
             self.assertVerdict(verdict, TestOutcome.TIMEOUT, 1, "rank 0: killed by SIGABRT")
+
+
+class TestExits(unittest.TestCase):
+    """A rank that exits leaves no trace of where: the source shows the calls that it may have come to."""
+
+    def rows(self, source, *reports, name="test_x", is_script=False):
+        """The first row of the failure of a test with this source, and its title."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "test_exits.py")
+            file.write_text(textwrap.dedent(source))
+            case = Case(name, file=str(file), is_script=is_script)
+            failure = judge(world(*reports), False, case).failure
+        row = failure.rows[0]
+        return failure.title, row.did, None if row.site is None else (row.site.line, row.site.function)
+
+    def test_the_call_in_the_test(self):
+        source = """\
+            def test_other(): os._exit(1)
+            def test_x(rank):
+                if rank == 1:
+                    os._exit(0)
+                dist.barrier()
+        """
+        expected = "rank 1 of 2 exited with code 0 before the test finished"
+        exits = "exited with code 0, probably here", (4, "test_x")
+        self.assertEqual(self.rows(source, passed(), exited(0)), (expected, *exits))
+        by_parameter = self.rows(source, passed(), exited(0), name="test_x[world_size=2]")
+        self.assertEqual(by_parameter, (expected, *exits))
+
+    def test_several_calls(self):
+        source = "def test_x():\n    if a: sys.exit(3)\n    raise SystemExit(3)\n"
+        self.assertEqual(
+            self.rows(source, exited(3))[1:], ("exited with code 3, probably at line 2 or 3", (2, "test_x"))
+        )
+
+    def test_a_call_in_another_function(self):
+        source = "def helper():\n    _exit(3)\n\ndef test_x():\n    helper()\n"
+        self.assertEqual(self.rows(source, exited(3))[1:], ("exited with code 3, probably here", (2, "helper")))
+
+    def test_no_call(self):
+        """A library has exited."""
+        self.assertEqual(self.rows("def test_x(): library.run()\n", exited(3))[1:], ("exited with code 3", None))
+        self.assertEqual(self.rows("def test_x(:\n", exited(3))[1:], ("exited with code 3", None))
+
+    def test_a_script(self):
+        title, *row = self.rows("import sys\nsys.exit(2)\n", exited(2), exited(2), name="train.py", is_script=True)
+        self.assertEqual(title, "train.py exited with code 2 in all 2 ranks")
+        self.assertEqual(row, ["exited with code 2, probably here", (2, "<module>")])
+        title, *_ = self.rows("", passed(), exited(3), name="train.py", is_script=True)
+        self.assertEqual(title, "train.py exited with code 3 in rank 1 of 2")
 
 
 class TestDeclaredCodes(VerdictTestCase):

@@ -58,6 +58,7 @@ COMMANDS = {
     "--maxfail x": ("--maxfail", "'x'", "whole number of at least 1"),
     "--gpus 0": ("--gpus", "'0' is a number of GPUs", "write '0,' for GPU 0, or 'none'"),
     "--gpus -1": ("--gpus", "'-1'", "a list of different devices such as 0,2"),
+    "--fake-accelerators 99": ("--fake-accelerators", "not 99", "1 to 16 fake accelerators"),
     "--world-size 0": ("--world-size", "'0'", "whole number of at least 1"),
     "--simulate x": ("--simulate", "'x'", "whole number of at least 1"),
     "--sanitize=race": ("--sanitize", "'race'", "Did you mean: races?"),

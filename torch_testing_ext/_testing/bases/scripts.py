@@ -75,7 +75,7 @@ def run_script(
     kind = _ScriptRanks if launcher is None else TorchrunRanks
     host = kind(script, words, env or {})
     plan = TestPlan(
-        case_of(script.name, str(script)),
+        replace(case_of(script.name, str(script)), is_script=True),
         size,
         timeout or ranked_test_case.TIMEOUT_DEFAULT,
         devices=need_of_devices(devices, size, name=script.name),

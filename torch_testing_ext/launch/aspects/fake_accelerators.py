@@ -12,10 +12,20 @@ from torch_testing_ext._process.setting_readers import count
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
 
+
+def _number(text: str) -> int:
+    from torch_testing_ext._machine.fake_accelerator import building, starting
+
+    try:
+        return starting.read_count(str(count(text)))
+    except building.FakeAcceleratorError as error:
+        raise ValueError(str(error)) from None
+
+
 ACCELERATORS = Option(
     "fake_accelerators",
     "resources",
-    count,
+    _number,
     "emulate N accelerators on the CPU",
     "N",
     kind=int | None,

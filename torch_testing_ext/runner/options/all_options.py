@@ -474,7 +474,9 @@ class RunOptions(AskedOptions):
             Level.SETTING,
         ),
     )
-    durations: int = field(default=0, metadata=_output(count_or_zero, "list the N slowest tests", "N", Level.HELP_ALL))
+    durations: int | None = field(
+        default=None, metadata=_output(count_or_zero, "list the N slowest tests, 0 for all", "N", Level.HELP_ALL)
+    )
 
     junitxml: Path | None = field(
         default=None, metadata=_output(read_path, "write a JUnit XML report", "FILE", also=("--junit-xml",))

@@ -59,13 +59,13 @@ class FileContents:
     not_run: tuple[Attempt, ...] = ()
     broken: Attempt | None = None
     unsafe: str = ""
-    remark: str = ""
+    of_import: tuple[str, ...] = ()
     # Its tests are known, or that it has none.
     is_listed: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.unsafe, self.remark)))
+        return tuple(filter(None, (self.unsafe, *self.of_import)))
 
 
 @dataclass(eq=False)
@@ -147,10 +147,9 @@ class FileHandle:
     def _on_message(self, process: _Process, message: worker_messages.FromFile) -> None:
         """Handle what the process of the file reports."""
         match message:
-            case worker_messages.FileTests(tests, not_run, remark):
-                nothing = "" if tests or not_run else f"{self.name} has no tests: unittest finds none in it"
+            case worker_messages.FileTests(tests, not_run, warnings):
                 self.contents = FileContents(
-                    tests, not_run, unsafe=self.contents.unsafe, remark=remark or nothing, is_listed=True
+                    tests, not_run, unsafe=self.contents.unsafe, of_import=warnings, is_listed=True
                 )
             case worker_messages.FileSkipped(reason, want):
                 self._become_skipped(reason, want)

@@ -126,8 +126,8 @@ def _send_tests_and_exit(
 
         queried = accelerator_state.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         tests = file.listing(request.file, request.devices)
-        not_run, remark = file.list_not_run(request.file), file.remark(request.file)
-        channel.send(worker_messages.FileTests(tests, not_run, remark))
+        not_run, warnings = file.list_not_run(request.file), file.warnings(request.file)
+        channel.send(worker_messages.FileTests(tests, not_run, warnings))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()

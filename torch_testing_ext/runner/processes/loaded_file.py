@@ -70,6 +70,8 @@ class LoadedFile:
     not_run: tuple[tuple[NamedTest, str], ...]
     # The tests that pytest does not collect; None if it was not asked.
     left_out: tuple[str, ...] | None = None
+    # Of pytest's settings.
+    warnings_of_settings: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
@@ -109,7 +111,8 @@ class LoadedFile:
         names = _Names({})
         named = tuple(names.of(test) for test in tests_of(collection))
         not_run = tuple((names.of(test), why) for test, why in not_collected(collection))
-        return cls(named, {test.name: test.test for test in named}, not_run, left_out(collection))
+        tests = {test.name: test.test for test in named}
+        return cls(named, tests, not_run, left_out(collection), collection.warnings_of_settings())
 
     @classmethod
     def _by_unittest(cls, path: str) -> LoadedFile:
@@ -150,15 +153,17 @@ class LoadedFile:
             attempts.append(Attempt(test, TestEnd(TestOutcome.ERROR, why)))
         return tuple(attempts)
 
-    def remark(self, file: str) -> str:
-        """A remark for the user on tests that pytest does not collect."""
+    def warnings(self, file: str) -> tuple[str, ...]:
+        """Warnings for the user about tests that are not collected, and about settings."""
+        texts = [*self.warnings_of_settings]
         if self.left_out:
             shown = first_names(self.left_out, 3)
-            return f"pytest leaves out {len(self.left_out)} of the tests in {file}, by its options or hooks: {shown}"
-        was_asked = self.left_out is not None
-        if was_asked and not self.named and not self.not_run:
-            return f"{file} has no tests: pytest finds none in it"
-        return ""
+            count = len(self.left_out)
+            texts.append(f"pytest leaves out {count} of the tests in {file}, by its options or hooks: {shown}")
+        elif not self.named and not self.not_run:
+            loader = "unittest" if self.left_out is None else "pytest"
+            texts.append(f"{file} has no tests: {loader} finds none in it")
+        return tuple(texts)
 
 
 def _is_fixture(function: FunctionType) -> bool:

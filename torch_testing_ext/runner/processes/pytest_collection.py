@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext._process.running_coverage import current_coverage
+from torch_testing_ext._process.words import nearest
 from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext.runner.load_as import LoadAs
 
@@ -157,6 +158,13 @@ class Collection:
     def failures_counted(self) -> int:
         """The number of failures since the tests began: a plugin may count one without a report."""
         return int(self._session.testsfailed) - self._failed_before
+
+    def warnings_of_settings(self) -> tuple[str, ...]:
+        """A warning about each setting of the project that pytest does not know."""
+        if self._session is None:
+            return ()
+        unknown, known = pytest_internals.settings(self.config)
+        return tuple(f"pytest has no setting {name}.{nearest(name, known, only_near=True)}" for name in unknown)
 
     def finish(self, status: int = 0) -> int:
         """End the session. Returns the exit status, which plugins may have changed."""

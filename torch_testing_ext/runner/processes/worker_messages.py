@@ -173,7 +173,7 @@ class FileTests:
 
     tests: tuple[Test, ...]
     not_run: tuple[Attempt, ...]
-    remark: str = ""  # a warning for the user
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Console:
     writer: LineWriter
     styler: Styler
     detail: Verbosity = Verbosity.NORMAL
-    slowest: int = 5
+    slowest: int | None = 5
     policy: Policy = field(default_factory=Policy)
     command: str = field(default_factory=user_commands.runner)
     # Without its columns: the user may resize the terminal during the run.

@@ -31,7 +31,8 @@ class FinalSummary:
 
     summary: Summary
     styler: Styler
-    slowest: int
+    # The number of tests; 0 for all, as pytest has it, and None for no list.
+    slowest: int | None
     # Runs the tests whose names are appended to it.
     command: str
     # They came after `summary` was made.
@@ -171,10 +172,12 @@ class FinalSummary:
         return rows
 
     def _slowest(self) -> list[str]:
+        if self.slowest is None:
+            return []
         ran = [result for result in self.summary.finished if result.outcome is not TestOutcome.SKIPPED]
         ran.sort(key=lambda result: -result.seconds)
         rows = []
-        for result in ran[: self.slowest]:
+        for result in ran[: self.slowest or None]:
             rows.append((wording.duration(result.seconds), self._name(result)))
         return _table("slowest:", rows)
 

@@ -49,7 +49,7 @@ class ConsoleOfRun:
     """The console of a run: what `replay` prints it with."""
 
     verbosity: Verbosity = Verbosity.NORMAL
-    durations: int = 5
+    durations: int | None = 5
     status_level: StatusLevel = StatusLevel.ALL
     coloured: bool = False
     columns: int | None = None

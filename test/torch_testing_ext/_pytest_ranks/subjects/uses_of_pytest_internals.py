@@ -1,4 +1,5 @@
 import io
+import json
 import logging
 import os
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_testing_ext import pytest_plugin
 from torch_testing_ext._pytest_ranks import pytest_internals as internals
 
 
@@ -30,6 +32,11 @@ def test_fixtures(request, value, number, later):
     internals.fill_fixtures(request.node)
     assert request.node.funcargs["later"] == 4
     assert internals.is_fixture(value_function()) == (pytest.version_tuple < (8, 4))
+
+
+def test_fixtures_of_a_module():
+    assert internals.fixtures_of(globals()) == ["value", "later"]
+    assert {"dist_env", "layout", "spawn"} <= {*internals.fixtures_of(vars(pytest_plugin))}
 
 
 def value_function():
@@ -146,6 +153,23 @@ def test_colours(request, monkeypatch):
     report.toterminal(writer)
     lines = writer._file.getvalue().splitlines()
     assert lines[:3] == ["\x1b[1mtitle\x1b[0m", "\x1b[32m  Expected: 1\x1b[0m", "\x1b[31m  Got:      2\x1b[0m"]
+
+
+def test_failure_text(request):
+    """The frame of a library is one line of its source."""
+    try:
+        json.loads("[")
+    except ValueError as error:
+        text = internals.failure_text(request.node, error)
+    assert '>           json.loads("[")' in text.splitlines(), "the whole function of the project"
+    assert "def raw_decode(" not in text
+    assert "json.decoder.JSONDecodeError: Expecting value" in text
+    assert text.splitlines().count('    raise JSONDecodeError("Expecting value", s, err.value) from None') == 1
+
+
+def test_settings(request):
+    unknown, known = internals.settings(request.config)
+    assert "no_such" not in known and "testpaths" in known and "no_such" not in unknown
 
 
 def test_debugger(request, monkeypatch):

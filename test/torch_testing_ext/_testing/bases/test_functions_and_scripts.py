@@ -177,7 +177,7 @@ class RunScriptTest(TestCase):
     def test_failures(self):
         with self.assertRaisesRegex(RuntimeError, r"(?s)rank 1 of 2 raised .*ValueError: as asked"):
             run_script(self.script, "fail", world_size=2)
-        with self.assertRaisesRegex(RuntimeError, "rank 1 of 2 exited with code 3"):
+        with self.assertRaisesRegex(RuntimeError, "^train.py exited with code 3 in rank 1 of 2"):
             run_script(self.script, "exit", world_size=2)
         with self.assertRaisesRegex(RuntimeError, "rank 1"):
             run_script(self.script, "sleep", world_size=2, timeout=2)

@@ -285,7 +285,7 @@ class LayersTest(OptionsCase):
         self.write("pyproject.toml", "[tool.torch_testing_ext]\nretries = 3\nslow-after = 3.0\ntimeout = 3\n")
         environ = {"TORCH_TESTING_EXT_RUN_SLOW_AFTER": "4", "TORCH_TESTING_EXT_RUN_TIMEOUT": "4"}
         configured = self.configure("--timeout", "5", environ=environ)
-        self.assertEqual([getattr(configured.options, name) for name in names], [3, 4.0, 5.0, 0])
+        self.assertEqual([getattr(configured.options, name) for name in names], [3, 4.0, 5.0, None])
         self.assertEqual(
             [configured.sources[name] for name in names],
             ["pyproject.toml", "TORCH_TESTING_EXT_RUN_SLOW_AFTER", "command line", "default"],
