@@ -151,7 +151,7 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     try:
         for aspect in ASPECTS:
             aspect.begin(_Asked(early_config.known_args_namespace), runs_tests=True)
-    except CannotBegin as error:
+    except (CannotBegin, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
     if early_config.known_args_namespace.drop_in:
         _install()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch_testing_ext._machine.backend_names import names_in
 from torch_testing_ext._process.words import size_in_words
 
 # Among more groups of devices than these, no further ones are looked at: far more than 16 devices have.
@@ -138,6 +139,11 @@ def _lacking(facts: DeviceFacts, needs: DeviceNeeds) -> str:
         has.append(_version(facts.capability))
     name = facts.name or "a device"
     return f"{name} has {' and '.join(has)}"
+
+
+def for_backend(backend: str | None) -> str:
+    """A backend of accelerators as the reason for a need of devices: ` for the backend nccl`; "" for another one."""
+    return f" for the backend {backend}" if backend and not {"gloo", "mpi", "fake"} & {*names_in(backend)} else ""
 
 
 def groups_that_meet(

@@ -18,6 +18,7 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._machine import accelerators
+from torch_testing_ext._machine.device_needs import for_backend
 from torch_testing_ext._process import early_threads
 from torch_testing_ext._process.devices_setting import CPU, default_devices
 from torch_testing_ext._process.logs import cut_middle, text_of
@@ -103,7 +104,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     are_fake = needed <= len(fake)
     skip = None if are_fake else needs.devices(needed).unmet()
     if skip is not None:
-        error = pytest_internals.skip_at_test(skip.message)
+        error = pytest_internals.skip_at_test(f"{skip.message}{for_backend(spec.backend)}")
         error.want = needs.Skipped(skip).want
         raise error
     left_out = rank_side(item, None if launch.this_launch() else spec)

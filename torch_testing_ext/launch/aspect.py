@@ -49,7 +49,7 @@ class Aspect:
         """Raise ValueError if tests cannot run with these options here."""
 
     def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
-        """Prepare this process and those that it starts. Raises CannotBegin.
+        """Prepare this process and those that it starts. Raises CannotBegin, and ValueError for a wrong option.
 
         `runs_tests`: tests run in this process, too, which may have imported torch.
         """

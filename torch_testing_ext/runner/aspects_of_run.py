@@ -14,7 +14,7 @@ from .options import Action, CannotRun, Options, UsageError
 
 
 def begin(options: Options) -> None:
-    """Prepare this process, before it or another one imports torch. Raises CannotRun."""
+    """Prepare this process, before it or another one imports torch. Raises CannotRun, or UsageError."""
     if options.action is Action.DRY_RUN:
         # A schedule needs no devices.
         return
@@ -23,6 +23,8 @@ def begin(options: Options) -> None:
             aspect.begin(options, runs_tests=False)
     except CannotBegin as error:
         raise CannotRun(str(error)) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def require(options: Options) -> None:

@@ -55,6 +55,7 @@ MODEL = {
     "TestMarks.test_skip": ("skipped", "before any rank"),
     "TestMarks.test_skipif": ("skipped", "on a condition"),
     "TestMarks.test_needs_devices": ("skipped", "Need at least 99 accelerator devices"),
+    "TestMarks.test_needs_a_backend": ("skipped", "Need at least 99 accelerator devices for the backend nccl"),
     "TestMarks.test_xfail": ("xfail", ""),
     "TestMarks.test_xfail_in_one_rank": ("xfail", ""),
     "TestMarks.test_xfail_by_another_error": ("failed", "Error: not expected"),

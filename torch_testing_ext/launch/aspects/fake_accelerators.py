@@ -12,20 +12,10 @@ from torch_testing_ext._process.setting_readers import count
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
 
-
-def _number(text: str) -> int:
-    from torch_testing_ext._machine.fake_accelerator import building, starting
-
-    try:
-        return starting.read_count(str(count(text)))
-    except building.FakeAcceleratorError as error:
-        raise ValueError(str(error)) from None
-
-
 ACCELERATORS = Option(
     "fake_accelerators",
     "resources",
-    _number,
+    count,
     "emulate N accelerators on the CPU",
     "N",
     kind=int | None,
@@ -58,6 +48,10 @@ class FakeAccelerators(Aspect):
             return
         from torch_testing_ext._machine.fake_accelerator import building, starting
 
+        try:
+            starting.read_count(str(number))
+        except building.FakeAcceleratorError as error:
+            raise ValueError(f"{ACCELERATORS.flag}: {error}") from None
         try:
             (starting.start_here if runs_tests else starting.start)(number)
         except building.FakeAcceleratorError as error:

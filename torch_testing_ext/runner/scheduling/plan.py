@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from torch_testing_ext._machine.device_needs import why_not
+from torch_testing_ext._machine.device_needs import for_backend, why_not
 from torch_testing_ext._process.words import count, grouped, in_bytes
 from torch_testing_ext.runner.model import Test, TestId, Unit
 from torch_testing_ext.runner.options import Options
@@ -110,7 +110,7 @@ def _fitting(group: list[Test], inventory: Inventory) -> list[list[Test]]:
 
 def _skipped_for_devices(test: Test, inventory: Inventory) -> Test:
     """The test, skipped with the number of devices that it wants and that there are."""
-    want = count(test.devices, "device")
+    want = f"{count(test.devices, 'device')}{for_backend(test.backend)}"
     available = f"{inventory.most_at_once} available"
     if len(inventory.nodes) > 1:
         available += " on one node"

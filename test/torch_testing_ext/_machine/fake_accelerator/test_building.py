@@ -333,7 +333,7 @@ class RunnerOptionTest(BuildingCase):
         with contextlib.redirect_stderr(errors):
             code, run, _ = self.main("--fake-accelerators=32")
         run.assert_not_called()
-        self.assertEqual(code, ExitCode.OUR_ERROR)
+        self.assertEqual(code, ExitCode.USAGE)
         self.assertRegex(errors.getvalue(), "^.*: --fake-accelerators: there can be 1 to 16 fake .*, not 32\n$")
 
 

@@ -218,6 +218,9 @@ class TestMarks:
     @pytest.mark.world_size(2, devices=99)
     def test_needs_devices(self): ...
 
+    @pytest.mark.world_size(99, backend="nccl")
+    def test_needs_a_backend(self): ...
+
     @pytest.mark.xfail(raises=ValueError, strict=True)
     def test_xfail(self):
         raise ValueError("expected")

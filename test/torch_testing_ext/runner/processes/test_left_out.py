@@ -5,6 +5,7 @@ import textwrap
 import pytest
 from kit.project import Project
 
+from torch_testing_ext._process.words import each_once
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.processes.file_processes import NOT_LISTED
 
@@ -31,10 +32,21 @@ WITHOUT_PARAMETERS = f"test_without_parameters[{'NOTSET' if pytest.version_tuple
 def setUpModule():
     global PROJECT
     PROJECT = Project()
+    PROJECT.write("[pytest]\ndist_world_sze = 3\nunknown_here = 1\nconsole_output_style = count\n", "pytest.ini")
 
 
 def tearDownModule():
     PROJECT.close()
+
+
+class TestSettings(TestCase):
+    def test_unknown_settings(self):
+        """One warning for all files, as pytest has it; its own would be lost with the process of the file."""
+        files = [PROJECT.write("def test_x(): pass\n", f"test_{name}.py") for name in "ab"]
+        warnings = PROJECT.preloaded_server.discover(files).warnings
+        misspelt, unknown = sorted(each_once(warnings))
+        self.assertRegex(misspelt, "^pytest has no setting dist_world_sze. Did you mean: dist_world_size")
+        self.assertEqual(unknown, "pytest has no setting unknown_here.")
 
 
 class TestLeftOut(TestCase):

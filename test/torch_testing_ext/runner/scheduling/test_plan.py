@@ -84,6 +84,11 @@ class PlanTest(unittest.TestCase):
         self.assertIsNone(made.skipped[1].want)
         self.assertEqual([unit.tests[0].id.method for unit in made.units], ["test_b"])
 
+    def test_more_devices_for_a_backend(self):
+        for backend, why in (("nccl", " for the backend nccl"), ("cpu:gloo,cuda:nccl", ""), ("gloo", ""), (None, "")):
+            (test,) = plan([make_test("test_a", devices=3, backend=backend)], TWO, nothing_known).skipped
+            self.assertEqual((test.want, test.skip), (f"3 devices{why}", f"needs 3 devices{why}, 2 available"))
+
     def test_a_unit_runs_on_one_node(self):
         nodes = tuple(NodeOfRun(name, ("0", "1"), slots, 2) for name, slots in (("a", 2), ("b", 3)))
         cluster = Inventory(("a:0", "a:1", "b:0", "b:1"), "cuda", nodes=nodes)
