@@ -1,7 +1,7 @@
 """Builds the site of each release and of the branch, side by side: `python docs/tools/site_versions.py build/site`.
 
-Each version is built from its own commit, in a folder of its name: `0.1` for the newest v0.1.*, `dev` for the branch. The
-theme's switch reads `versions.json`, and `index.html` leads to the latest release.
+Each version is built from its own commit, in a folder of its name: `0.1` for the newest v0.1.*, `dev` for the branch.
+The theme's switch reads `versions.json`, and `index.html` leads to the latest release.
 """
 
 from __future__ import annotations
