@@ -209,7 +209,7 @@ def _configure_aspects(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say what concerns all tests: why this process is no rank, and what the options mean for all of them."""
+    """Lines about all tests: why this process is no rank, and the effects of the options."""
     lines = []
     if _is_launched():
         from torch_testing_ext.launch import why_no_rank
@@ -220,7 +220,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[Any]) -> list[str]:
-    """Say what ranks use, and with -v which names came from PyTorch."""
+    """Lines about the devices of ranks, and with -v about the names that came from PyTorch."""
     lines = []
     is_silent = config.option.collectonly or config.option.verbose < 0
     if not is_silent and any(_has_ranks(item) for item in items):
@@ -305,7 +305,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture(name="traffic")
 def _traffic() -> Traffic:
-    """A context manager that records what a block communicates: `with traffic(model) as seen`."""
+    """A context manager that records the communication of a block: `with traffic(model) as seen`."""
     from torch_testing_ext import traffic
 
     return traffic.traffic
@@ -443,7 +443,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_teststatus(report: Any, config: pytest.Config) -> Generator[None, Any, Any]:
-    """Show a refused test once, not again for each of its parameters; and what the ranks of others have used."""
+    """Show a refused test once for all of its parameters, and the devices of the ranks of other tests."""
     status = yield
     if getattr(report, "is_refused_again", False):
         return "refused", "E", ("REFUSED", {"red": True})

@@ -1,4 +1,4 @@
-"""Traffic: what a block of a test communicates, as numbers for assertions."""
+"""The communication of a block of a test, as numbers for assertions."""
 
 from torch_testing_ext._testing.bases.traffic_blocks import (
     SeenTraffic as SeenTraffic,

@@ -1,4 +1,4 @@
-"""Whole worlds: all ranks of a program without communication, and the rules that compare what they do."""
+"""Whole worlds: all ranks of a program without communication, and the rules that compare them."""
 
 from torch_testing_ext._testing.bases.whole_worlds import (
     World as World,

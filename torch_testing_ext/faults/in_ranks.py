@@ -11,7 +11,7 @@ def heal(rank: int) -> None:
 
 
 def loses_ranks() -> bool:
-    """Whether faults of this test end ranks, so that no barrier of all ranks can follow."""
+    """Whether faults of this test kill ranks, so that no barrier of all ranks can follow."""
     return fault_points.rank is not None and bool(fault_points.rank.loses_ranks)
 
 

@@ -1,4 +1,4 @@
-"""The faults that there are: what happens to one rank."""
+"""The kinds of faults of a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "abort": signal.SIGA
 
 @dataclass(frozen=True)
 class PlannedFault:
-    """A fault: what happens to one rank at one point."""
+    """A fault of one rank at one point."""
 
     kind: str
     rank: int | None = None
@@ -85,7 +85,7 @@ def segv(rank: int | None = None, at: Point | None = None) -> PlannedFault:
 
 
 def abort(rank: int | None = None, at: Point | None = None) -> PlannedFault:
-    """The rank aborts, as C++ code does for an error that nobody catches."""
+    """The rank aborts, as C++ code does after an uncaught error."""
     return _fault(PlannedFault("abort", rank, at))
 
 
@@ -104,7 +104,7 @@ def raises(
 ) -> PlannedFault:
     """The call, step or mark raises this exception in the rank, which must catch it.
 
-    `ends_rank`: nobody catches it, as the test expects.
+    `ends_rank`: the exception may end the rank.
     """
     try:
         made = error() if isinstance(error, type) else error
@@ -149,7 +149,7 @@ def is_number(given: Any) -> bool:
 def restart(rank: int, times: int = 1) -> PlannedRestart:
     """Let a new process of the rank, once a fault has ended it, run the test from its beginning. See `incarnation`.
 
-    `times`: of so many deaths in turn. Points say in which process they are: `mark("loading", incarnation=1)`.
+    `times`: the number of deaths in turn. Points say in which process they are: `mark("loading", incarnation=1)`.
     """
     if isinstance(times, bool) or not isinstance(times, int) or times < 1:
         raise ValueError(f"restart({rank!r}, times={times!r}): give a number of 1 or more")

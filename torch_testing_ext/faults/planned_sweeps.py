@@ -38,7 +38,7 @@ class Points:
     phase: str = "before"
 
     def of(self, passed: Mapping[str, int]) -> list[Point]:
-        """The points of a rank that has passed all this so many times."""
+        """The points of a rank, from the number of times that it has passed each."""
         found = []
         for name, times in {"call": _number_of_calls(passed), **passed}.items():
             where, _, mark_name = name.partition(" ")

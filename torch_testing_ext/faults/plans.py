@@ -1,4 +1,4 @@
-"""Faults that a test plans, each at its point, and what must follow."""
+"""The faults of a test, each at its point, and the recovery that the test requires."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAN = "_torch_testing_ext_faults"
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """All faults of a test, and what must follow."""
+    """All faults of a test, and the recovery that it requires."""
 
     faults: tuple[PlannedFault, ...] = ()
     restarts: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ def plan_of(planned: Iterable[Any], within: float | None = None, must_reach: Ite
 def faults(*planned: Any, within: float | None = None, must_reach: Iterable[str] = ()) -> Callable[[T], T]:
     """Decorator: inject these faults; the test fails if one of them does not happen.
 
-    `within`: survivors end so many seconds after a fault at the latest. `must_reach`: names that some rank must give
+    `within`: seconds that the survivors have after a fault. `must_reach`: names that some rank must give
     to `reached`.
     """
     return giving("@faults", plan_of(planned, within, must_reach))

@@ -150,18 +150,18 @@ def _rows(fault: Fault) -> list[RankRow]:
         lost = "lost its peer" if len(victims) == 1 else "lost their peer"
         were_ended = any(r.rank in victims and r.ending is RankEnding.STOPPED for r in fault.reports)
         in_order = tuple(r.rank for r in fault.reports if r.rank in victims)
-        rows.append(RankRow(in_order, f"{lost}, or ended for that" if were_ended else lost, None))
+        rows.append(RankRow(in_order, f"{lost}, or stopped for that" if were_ended else lost, None))
     return sorted(rows, key=lambda row: (not set(row.ranks) & culprits, row.ranks))
 
 
 def _call_of_victim(report: RankReport) -> _Seen | None:
-    """The call in which a rank lost its peer, or was ended for that, and its line; None if they are not known."""
+    """The call in which a rank lost its peer, or was stopped for that, and its line; None if they are not known."""
     record = report.issued or report.recorder
     latest = latest_call_in_words(record) if record is not None and record.is_whole else None
     if latest is None or latest.call.site is None:
         return None
     has_lost = report.ending is not RankEnding.STOPPED
-    did = f"lost a peer in {latest.words}" if has_lost else f"in {latest.words}, ended for that"
+    did = f"lost a peer in {latest.words}" if has_lost else f"in {latest.words}, then stopped"
     return _Seen(report.rank, did, latest.call.site, did, latest.call.site, f"in {latest.words}")
 
 
@@ -177,7 +177,7 @@ def _seen(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> _Seen
 
 
 def _is_victim(report: RankReport, fault: Fault) -> bool:
-    """Whether this rank only lost its peer, or was ended for the failure of another."""
+    """Whether this rank only lost its peer, or was stopped for the failure of another."""
     first = fault.first
     has_failed = first is not None and first.ending.is_failure and first.ending is not RankEnding.STOPPED
     return is_victim(report) or (has_failed and report.ending is RankEnding.STOPPED)

@@ -247,7 +247,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def layouts(*texts: str, **options: Any) -> Callable[[Function], Any]:
     """Decorator: train in a test under each layout as in one rank.
 
-    The test is called in ranks, with the argument `layout` besides its own. It is one test for all layouts.
+    The test is called in ranks, with the further argument `layout`. It is one test for all layouts.
     """
     if texts and callable(texts[0]):
         raise TypeError("@layouts needs layouts: @layouts('tp=2')")

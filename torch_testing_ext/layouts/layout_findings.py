@@ -11,7 +11,7 @@ from torch_testing_ext.layouts.hypotheses import Reason
 
 @dataclass
 class LayoutFinding:
-    """A kind of tensors that is wrong in a step, by the one that says most."""
+    """A kind of tensors that is wrong in a step, by its most telling one."""
 
     step: int
     # One of ORDER.

@@ -52,7 +52,7 @@ def modules_of(model: Model) -> Sequence[nn.Module]:
 
 
 class Layout:
-    """A layout of ranks, for the training under test: its axes, the reference's weights, and what is to be compared."""
+    """A layout of ranks, for the training under test: its axes, the reference's weights, and the values to compare."""
 
     def __init__(self, rank: int, axes: dict[str, int], setup: Setup):
         self.rank = rank

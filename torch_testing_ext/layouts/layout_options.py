@@ -37,7 +37,7 @@ class LayoutOptions:
 
 
 def checked_options(texts: Sequence[str], given: dict[str, Any]) -> LayoutOptions:
-    """The options of layouts. Raises TypeError for an unknown one, and ValueError for what is none."""
+    """The options of layouts. Raises TypeError for an unknown one, and ValueError for a wrong value."""
     known = [field.name for field in fields(LayoutOptions)]
     for name in given:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Hypotheses on the norm of gradients: which mistake makes it so many times too large or too small. Pure."""
+"""Hypotheses on the norm of gradients: which mistake makes it a multiple of the right one. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reasons_for_norm(
     ratios: Mapping[int, float],
     data: tuple[str, ...],
 ) -> list[Reason]:
-    """The reasons for which the norm of each rank is so many times that of the reference.
+    """The reasons for which the norm of each rank is a multiple of that of the reference.
 
     `data`: axes that cut samples. `wholes`, `held`: the gradients of the reference, and what ranks hold of them.
     """

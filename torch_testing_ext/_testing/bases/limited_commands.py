@@ -1,6 +1,6 @@
 """Commands with a time limit, in a session of their own, whose output goes to a file.
 
-`subprocess.run(timeout=...)` kills the command alone: what it has started goes on, and nobody sees why it was late.
+`subprocess.run(timeout=...)` kills the command alone: its children go on, and the reason for the delay is lost.
 Commands that answer at once and start nothing, such as git, are run by that all the same.
 """
 

@@ -1,4 +1,4 @@
-"""Ranks that a test class starts itself, as processes of multiprocessing: waited for, ended, and judged like ours.
+"""Ranks that a test class starts itself, as processes of multiprocessing: waited for, killed, and reported like ours.
 
 A class does so by overriding `_start_processes`. Such a rank has no account: its exit code says how its test ended,
 and its pipe the exception.
@@ -48,7 +48,7 @@ def wait_for(
 
 
 def end_own_ranks(processes: Sequence[Any]) -> None:
-    """End the processes that are left: SIGTERM, then SIGKILL."""
+    """Kill the processes that are left: SIGTERM, then SIGKILL."""
     _OwnProcesses(processes, {}).end()
 
 
@@ -119,7 +119,7 @@ class _OwnProcesses:
     # -- the end of those that are left
 
     def end(self) -> None:
-        """End the processes that are left."""
+        """Kill the processes that are left."""
         self._stopped = dict.fromkeys(self._alive(), launch.now())
         self.state.give_up()
         while True:

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed while ranks were running; they have been ended."""
+    """Ctrl-C was pressed while ranks were running; they have been killed."""
 
 
 def rank_error(verdict: launch.Verdict, test: unittest.TestCase | None = None) -> RankError:

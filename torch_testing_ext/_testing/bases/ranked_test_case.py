@@ -102,7 +102,7 @@ class RankedTestCase(TestCase):
         return DEFAULT_WORLD_SIZE
 
     def traffic(self, model: Any = None) -> AbstractContextManager[Any]:
-        """In a rank: record what the block communicates: `with self.traffic(model) as seen`."""
+        """In a rank: record the communication of the block: `with self.traffic(model) as seen`."""
         from torch_testing_ext._testing.bases.traffic_blocks import TrafficError, traffic
 
         if not self._has_own_calls:

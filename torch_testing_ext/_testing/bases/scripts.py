@@ -40,7 +40,7 @@ LAUNCHERS = (None, "torchrun")
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """The output of a script that has ended in every rank."""
+    """The output of a script that has finished in every rank."""
 
     # Stdout and stderr of each rank; of torchrun, one text for all.
     outputs: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Facts that the source of a test file tells before its import: the parts of torch that it uses, and how many test."""
+"""Facts from the source of a test file before its import: the parts of torch that it uses, and how many test."""
 
 import re
 from typing import NamedTuple
@@ -33,7 +33,7 @@ _GENERATES = re.compile(r"\binstantiate_\w+_tests\b|\bparametriz|\bsetattr\(|\bl
 
 
 class SourceFacts(NamedTuple):
-    """Facts that the source of a file tells."""
+    """Facts from the source of a file."""
 
     fsdp: bool = False
     dtensor: bool = False
@@ -46,7 +46,7 @@ class SourceFacts(NamedTuple):
 
 
 def facts_of(file: str) -> SourceFacts:
-    """Return what a file tells: nothing, if it cannot be read."""
+    """Return the facts of a file; none if it cannot be read."""
     source = source_text(file)
     uses_dynamo = bool(_DYNAMO.search(source))
     return SourceFacts(

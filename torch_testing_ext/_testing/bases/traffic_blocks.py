@@ -1,4 +1,4 @@
-"""The context manager `traffic`: what a block of a test communicates, as numbers for assertions."""
+"""The context manager `traffic`: the communication of a block of a test, as numbers for assertions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WAITS = frozenset(("__bool__", "__float__", "__int__", "item", "tolist"))
 
 
 class TrafficError(RuntimeError):
-    """The traffic of a block cannot be told."""
+    """The traffic of a block cannot be measured."""
 
 
 class SeenTraffic(RankFacts):
@@ -199,7 +199,7 @@ class _BlockRecorder(CallRecorder):
 
 @contextmanager
 def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
-    """Record what this rank communicates in the block, and give it as numbers when the block has ended.
+    """Record the communication of this rank in the block, as numbers after its end.
 
         with traffic(model) as seen:
             step(model)

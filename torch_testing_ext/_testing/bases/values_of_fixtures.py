@@ -1,4 +1,4 @@
-"""The types of what pytest's fixtures give to tests."""
+"""The types of the values of pytest's fixtures."""
 
 from __future__ import annotations
 

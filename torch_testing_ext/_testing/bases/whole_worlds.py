@@ -1,4 +1,4 @@
-"""Whole worlds: all ranks of a function, in forks that do not communicate, and what they would have done together."""
+"""Whole worlds: all ranks of a function, in forks that do not communicate, compared afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's test classes and fixtures of ranks, for pytest: what they say is wanted, our plugin runs in ranks."""
+"""DeepSpeed's test classes and fixtures of ranks, for pytest. The plugin runs them in ranks."""
 
 from torch_testing_ext import pytest_plugin as _pytest_plugin
 

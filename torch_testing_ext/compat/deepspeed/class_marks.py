@@ -81,7 +81,7 @@ def check_class(cls: type[DistributedExec]) -> None:
 def keywords_for(
     cls: type[DistributedExec], size: int, given: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The keywords of a mark with which a class runs in so many ranks; those that are given win."""
+    """The keywords of the mark of a class for this number of ranks; explicit ones win."""
     init = cls.init or _init_of_deepspeed(cls.backend)
     keywords = {"backend": cls.backend, "timeout": cls.exec_timeout, "init": init, **given}
     if keywords.get("devices") is None:

@@ -1,4 +1,4 @@
-"""The base classes with DeepSpeed's names, as data: how many ranks, and what these begin with."""
+"""The base classes with DeepSpeed's names, as data: the number of ranks, and their set-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_testing_ext._tests.launcher_variables import RENDEZVOUS
 
 
 class DistributedExec:
-    """The common part of a test class and a fixture of ranks: how many ranks, and what they begin with."""
+    """The common part of a test class and a fixture of ranks: the number of ranks, and their set-up."""
 
     world_size: ClassVar[Any] = 2
     # The backend of the process group: by default that of the accelerators, gloo without any.
@@ -67,7 +67,7 @@ class DistributedTest(DistributedExec):
 class DistributedFixture(DistributedExec):
     """Base of fixtures for pytest: `run(self, ...)` is called in ranks before a test that asks for its class by name.
 
-    `run` may ask for other fixtures. What ranks leave for the test, they write to files, in `class_tmpdir` for example.
+    `run` may ask for other fixtures. Ranks pass results to the test in files, in `class_tmpdir` for example.
     """
 
     __test__ = False

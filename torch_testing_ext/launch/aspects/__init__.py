@@ -1,4 +1,4 @@
-"""Aspects: what one may ask of a test in ranks, one module for each."""
+"""Aspects of a test in ranks, such as its time limit or its devices: a module for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: where the ranks of a test meet. Their ports belong to nobody else as long as the ranks live."""
+"""Addresses: where the ranks of a test meet. Their ports are reserved as long as the ranks live."""
 
 from __future__ import annotations
 

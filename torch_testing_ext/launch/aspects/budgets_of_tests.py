@@ -1,4 +1,4 @@
-"""Budgets of what tests communicate: whether files with them are compared, or written."""
+"""Budgets of communication: files that are compared, or written."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _UPDATE = Option(
     "update_budgets",
     "execution",
     read_boolean,
-    "write the budgets that tests name from what they communicate",
+    "write the budgets of communication that tests name",
     kind=bool,
     default=False,
     setting=IS_UPDATED,
-    pytest_help="write the budgets that tests name from what they communicate",
+    pytest_help="write the budgets of communication that tests name",
     apart={"cluster": "the files of budgets are on this machine"},
     configurable=False,
     # A failure is looked at against the budget that there is.

@@ -24,7 +24,7 @@ def print_leftovers(name: str, reports: Iterable[RankReport]) -> None:
 
 
 class Leftovers(Aspect):
-    """Names what the ranks of a test that passed have left running."""
+    """Names the processes that the ranks of a passing test have left running."""
 
     name = "leftovers"
     gaps = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Remarks: what others know of a failure in ranks, such as a run of PyTorch's own files."""
+"""Remarks of others about a failure in ranks, such as a run of PyTorch's own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Remarks(Aspect):
-    """Adds to a verdict what each of its sources says about it."""
+    """Adds the remarks of all sources to a verdict."""
 
     name = "remarks"
 

@@ -29,7 +29,7 @@ _OF_PYTEST = Option(
 
 
 class TimeLimit(Aspect):
-    """Ends the ranks of a test that takes too long."""
+    """Kills the ranks of a test that takes too long."""
 
     name = "time limit"
     is_always_on = False

@@ -45,7 +45,7 @@ exit codes:
   0 passed, 1 failed, 2 interrupted, 3 internal error, 4 usage error,
   5 no test was selected, 6 all were skipped for lack of devices"""
 # The note beside both forms of -x.
-_OF_PYTORCH = "In torchtest, -x ends the run at the first failure, as in pytest."
+_OF_PYTORCH = "In torchtest, -x stops the run at the first failure, as in pytest."
 # The other names of options, which are in --help-all, not in --help.
 ALIASES = frozenset(
     (

@@ -58,7 +58,7 @@ COMMANDS = {
     "replay": CommandSpec(
         "print a run again from its file",
         "FILE [TEST]",
-        "Print what the run of a file printed, or what it says of TEST.",
+        "Print the output of a run file again, or its report of TEST.",
         is_rare=True,
     ),
     "diff": CommandSpec(

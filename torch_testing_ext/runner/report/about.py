@@ -1,4 +1,4 @@
-"""Facts that a report of a bug needs: versions, system, variables, what is replaced in torch, the run, its failure."""
+"""Facts that a report of a bug needs: versions, system, variables, replacements in torch, the run, its failure."""
 
 from __future__ import annotations
 
