@@ -121,15 +121,15 @@ def take_census(
     """
     jobs = jobs or CiJobs()
     warnings = [f"{name} is torn: what ran there is not known" for name in torn]
-    tested = [file.file for file in files if file.tests and not file.why_never]
-    named = sum(map(jobs.names, tested))
-    if named < len(tested) / 2:
+    named = frozenset(file.file for file in files if jobs.names(file.file))
+    tested = {file.file for file in files if file.tests and not file.why_never}
+    if len(named & tested) < len(tested) / 2:
         warnings.append(
-            f"the configuration of CI names {named} of {count(len(tested), 'file')} with tests itself: something that "
-            "it calls runs the others, so no file counts as one that it does not name"
+            f"the configuration of CI names {len(named & tested)} of {count(len(tested), 'file')} with tests itself: "
+            "something that it calls runs the others, so no file counts as one that it does not name"
         )
-        jobs = replace(jobs, commands=())
-    taken = _Taking(files, all_results, torn, jobs)
+        named |= tested
+    taken = _Taking(files, all_results, torn, jobs, named)
     taken.add_collected(collected)
     holes = sorted(taken.holes(), key=lambda hole: (hole.file, hole.line, hole.test))
     day = today or date.today()
@@ -158,12 +158,14 @@ class _Taking:
         all_results: Sequence[RunResults],
         torn: Sequence[str],
         jobs: CiJobs,
+        named: frozenset[str],
     ):
         self.strangers: list[str] = []
         self.number = 0
         self._files = files
         self._torn = torn
         self._jobs = jobs
+        self._named = named
         self._has_results = bool(all_results)
         self._matcher = Matcher(files)
         self._evidence: dict[_Key, dict[str, _Evidence]] = defaultdict(lambda: defaultdict(_Evidence))
@@ -303,7 +305,7 @@ class _Taking:
 
     def _why_untouched(self, file: DefinedFile) -> tuple[HoleReason, str] | None:
         """The reason of a test in a file that no results know."""
-        is_named = self._jobs.names(file.file)
+        is_named = file.file in self._named
         if not self._has_results:
             return None if is_named else (HoleReason.NEVER_COLLECTED, "no command of CI names its file")
         detail = "no results have a test of this file"

@@ -38,10 +38,9 @@ class TestCommand:
     places: tuple[str, ...]
     ignored: tuple[str, ...]
 
-    def names(self, file: str) -> bool:
-        path = PurePosixPath(file)
-        is_ignored = any(path.is_relative_to(place) for place in self.ignored)
-        return not is_ignored and (not self.places or any(path.is_relative_to(place) for place in self.places))
+    def names(self, places: frozenset[str]) -> bool:
+        """Whether it names a file, given as its path and all folders above it."""
+        return places.isdisjoint(self.ignored) and not (self.places and places.isdisjoint(self.places))
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class CiJobs:
 
     def names(self, file: str) -> bool:
         """Whether a command may run tests of a file: each may if no command is known."""
-        return not self.commands or any(command.names(file) for command in self.commands)
+        places = frozenset([file, *map(str, PurePosixPath(file).parents)])
+        return not self.commands or any(command.names(places) for command in self.commands)
 
 
 def read_ci_jobs(root: Path, places: Sequence[Path]) -> CiJobs:
