@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from kit.checkout import CheckoutCase
+from kit.files import subject
 
 SERIES = Path(__file__).parents[3] / "patches"
 sys.path.insert(0, str(SERIES))
@@ -37,41 +38,7 @@ diff --git a/{MODULE} b/{MODULE}
 -ANSWER = 41
 +ANSWER = 42
 """
-TEST = f'''\
-# Owner(s): ["oncall: distributed"]
-# In PyTorch: {SUITE}
-
-import itertools
-
-import torch.deep
-from torch.deep import module, zebra
-from torch.testing._internal.common_utils import run_tests, TestCase
-
-
-class DeepTest(TestCase):
-    world_size = 2
-
-    def helper(self):
-        return module.ANSWER
-
-    def test_answer(self):
-        # as it is known
-        self.assertEqual(next(itertools.chain([module.ANSWER])), 42)
-
-
-class OtherTest(TestCase):
-    """New here."""
-
-    def test_other(self):
-        self.assertTrue(zebra)
-
-
-repeat(DeepTest)
-repeat(OtherTest)
-
-if __name__ == "__main__":
-    run_tests()
-'''
+TEST = subject(__file__, "pytorch_tests/deep_answer.py")
 THEIRS = """\
 # Owner(s): ["oncall: distributed"]
 
@@ -94,44 +61,7 @@ repeat(DeepTest)
 if __name__ == "__main__":
     run_tests()
 """
-MERGED = '''\
-# Owner(s): ["oncall: distributed"]
-
-import itertools
-import os
-
-import torch.deep
-from torch.deep import module, zebra
-from torch.testing._internal.common_utils import run_tests, TestCase
-
-
-class DeepTest(TestCase):
-    def helper(self):
-        return os.getpid()
-
-    def test_there(self):
-        self.assertTrue(module)
-
-    def test_answer(self):
-        # as it is known
-        self.assertEqual(next(itertools.chain([module.ANSWER])), 42)
-
-
-repeat(DeepTest)
-
-
-class OtherTest(TestCase):
-    """New here."""
-
-    def test_other(self):
-        self.assertTrue(zebra)
-
-
-repeat(OtherTest)
-
-if __name__ == "__main__":
-    run_tests()
-'''
+MERGED = subject(__file__, "pytorch_tests/deep_merged.py")
 IDENTITY = {
     "GIT_AUTHOR_NAME": "Ann",
     "GIT_AUTHOR_EMAIL": "ann@example.org",

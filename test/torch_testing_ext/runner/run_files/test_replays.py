@@ -7,6 +7,7 @@ import re
 import unittest
 
 import pytest
+from kit.files import subject
 from kit.processes import ROOT
 from kit.run_files import failed
 from kit.runs import RunsCase
@@ -27,51 +28,7 @@ class T(unittest.TestCase):
     def test_skips(self): pass
     def test_odd(self): raise ValueError("\\x1b[31mred\\x00 \\u2603 </script>" + "x" * 20_000)
 """
-# Each test fails by rank 1; the line that ends with the name of its test is where.
-FAULTS = """
-import os
-import signal
-
-import pytest
-import torch
-import torch.distributed as dist
-
-pytestmark = pytest.mark.world_size(3)
-
-def test_raises(dist_env):
-    if dist_env.rank == 1:
-        raise ValueError("planted")  # test_raises
-    dist.all_reduce(torch.ones(1))
-
-def test_is_wrong(dist_env):
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    assert tensor.item() == 3 + (dist_env.rank == 1)  # test_is_wrong
-
-def test_leaves(dist_env):
-    if dist_env.rank == 1:
-        return
-    dist.all_reduce(torch.ones(1))  # test_leaves
-
-def test_calls_another(dist_env):
-    if dist_env.rank == 1:
-        dist.broadcast(torch.ones(1), 0)  # test_calls_another
-    else:
-        dist.all_reduce(torch.ones(1))
-
-def test_sends_another_shape(dist_env):
-    dist.all_reduce(torch.ones(2 if dist_env.rank == 1 else 1))  # test_sends_another_shape
-
-def test_is_killed(dist_env):
-    if dist_env.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    dist.all_reduce(torch.ones(1))  # test_is_killed
-
-def test_exits(dist_env):
-    if dist_env.rank == 1:
-        os._exit(7)
-    dist.barrier()  # test_exits
-"""
+FAULTS = subject(__file__, "failures_of_rank_1.py")
 # The types of docs/reference/reports.md, "show --json".
 SITE = {"file": (str, type(None)), "line": (int, type(None)), "function": (str, type(None))}
 RANKS = {"ranks": list}
