@@ -258,7 +258,7 @@ class CommandLineTest(OptionsCase):
         self.assertEqual((options.exclude, options.names, options.maxfail), (("a", "b", "c", "d"), ("f",), None))
         self.assertEqual(options.deselect, ("e",))
         self.assertEqual(pytorch("--exitfirst").maxfail, 1)
-        self.assertIn("In torchtest, -x ends the run", self.help("-h", as_pytorch=True))
+        self.assertIn("In torchtest, -x stops the run", self.help("-h", as_pytorch=True))
         self.assertLessEqual(len(self.help("-h", as_pytorch=True).splitlines()), 100)
         self.assertRefused("^-i is not an option", "-i", "a")
 
