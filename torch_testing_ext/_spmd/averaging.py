@@ -38,10 +38,7 @@ class Managed:
     """A parameter whose gradients are averaged."""
 
     param: "weakref.ref[torch.Tensor]"
-    # Of a sharded parameter.
-    rows: Rows | None
-    # Whether model and optimizers hold a DTensor between calls, in place of this parameter.
-    rests: bool
+    is_sharded: bool
     hook: Any = None
 
 
@@ -95,11 +92,11 @@ class Averager:
         index = self.index_of(param)
         return None if index is None else self.managed[index]
 
-    def add(self, param: torch.Tensor, rows: Rows | None, rests: bool) -> None:
+    def add(self, param: torch.Tensor, is_sharded: bool) -> None:
         """Average the gradients of a parameter from now on."""
         if self.index_of(param) is not None:
             return
-        managed = Managed(weakref.ref(param), rows, rests)
+        managed = Managed(weakref.ref(param), is_sharded)
         self._index[id(param)] = len(self.managed)
         self.managed.append(managed)
         if self.meeting.world > 1 and (param.is_floating_point() or param.is_complex()):
@@ -110,13 +107,10 @@ class Averager:
             param.requires_grad_(trains)
 
     def average_existing(self, params: Sequence[torch.Tensor]) -> None:
-        """Average the gradients that exist before the first call."""
-        present = self.meeting.objects([param.grad is not None for param in params])
-        found = [param for param, has in zip(params, zip(*present, strict=True), strict=True) if any(has)]
-        plan = BucketPlan(range(len(found)), found, [None] * len(found), self.gradients, self.limit)
-        plan.begin()
-        plan.finish(self.meeting, False)
-        plan.write_back(plan.expected, ())
+        """Average the gradients that parameters have before the first call, as those of a backward."""
+        indices = [index for param in params if (index := self.index_of(param)) is not None and param.grad is not None]
+        reached = {index: place for place, index in enumerate(indices, 1)}
+        self._discover(_Backward(None, reached, {*reached}), None, {*reached})
 
     def _param(self, index: int) -> torch.Tensor:
         param = self.managed[index].param()
@@ -165,11 +159,11 @@ class Averager:
         # A copy of a parameter has its hook, too.
         if index is None or not self.meeting.is_open():
             return
-        self._admit(param, self.managed[index])
+        self._admit(param)
         backward = self.backward
         if backward is None or not backward.is_awaited:
             backward = self._enter(index)
-        if index in backward.reached or (self.managed[index].rows is not None and is_kept(param.grad)):
+        if index in backward.reached or (self.managed[index].is_sharded and is_kept(param.grad)):
             backward.again.add(index)
         if index in backward.reached:
             return
@@ -177,8 +171,8 @@ class Averager:
         if backward.plan is not None and index in backward.plan.expected and index not in backward.again:
             backward.plan.arrive(index, self.meeting)
 
-    def _admit(self, param: torch.Tensor, managed: Managed) -> None:
-        if managed.rests and self.meeting.step < 0:
+    def _admit(self, param: torch.Tensor) -> None:
+        if type(param) is AwayParameter:
             raise backward_after_call()
         if param.grad is not None and param.grad.requires_grad:
             raise SPMDError(
@@ -270,7 +264,7 @@ class Averager:
 
     def _rows(self, index: int) -> Rows | None:
         """The rows of a parameter whose gradient is sharded."""
-        if self.history.reads or index in self.whole or self.managed[index].rows is None:
+        if self.history.reads or index in self.whole or not self.managed[index].is_sharded:
             return None
         # A step may give it another shape.
         return Rows(len(self._param(index)), self.meeting.rank, self.meeting.world)

@@ -87,7 +87,8 @@ class RowBucket:
         self._waiting: list[RowTensor | None] = []
         # What is sent, and what comes: a row from each rank for each.
         self._parts = self._received = torch.empty(0)
-        self._mine = torch.empty(0)
+        # The rows of this rank, each in memory of its own: some live longer than others.
+        self._means: list[torch.Tensor] = []
         self._work: Any = None
 
     def start(self, meeting: StepMeeting, flag: bool) -> None:
@@ -110,24 +111,23 @@ class RowBucket:
 
     def finish(self) -> bool:
         """Wait, sum what has come, and free what was sent. Returns whether any rank has set the flag."""
-        if self._work is not None:
-            self._work.wait()
-            self._mine = self._received.sum(0, dtype=self._received.dtype)
-        self._work = None
+        self._work.wait()
+        columns = self._received.split([*self.widths, 1], 1)  # type: ignore[no-untyped-call]
+        *self._means, flag = [column.sum(0) for column in columns]
         self._parts = self._received = torch.empty(0)
-        return bool(self._mine[-1])
+        self._work = None
+        return bool(flag)
 
     def write_back(self, order: Collection[int], left: Collection[int]) -> None:
         """Add the means to the rows of gradients that any rank has reached."""
-        columns = self._mine[:-1].split(self.widths)  # type: ignore[no-untyped-call]
-        places = zip(self.indices, self.params, self.rows, columns, self._waiting, strict=True)
+        places = zip(self.indices, self.params, self.rows, self._means, self._waiting, strict=True)
         for index, param, rows, mean, gradient in places:
             if index in order:
                 local = rows.of(as_real(param))
                 mean = mean[: local.numel()].view(local.shape)
                 mean = torch.view_as_complex(mean) if param.is_complex() else mean
                 self.gradients.give(param, rows, mean, gradient)
-        self._mine, self._waiting = torch.empty(0), []
+        self._means, self._waiting = [], []
 
 
 class BucketPlan:

@@ -175,9 +175,9 @@ class Resting:
             self.averager.gradients.add(pair.plain, pair.rows, grad)
             pair.plain.grad.memory = pair.memory_of_gradient
 
-    def take_over(self, param: torch.Tensor, rows: Rows | None, name: str) -> None:
+    def take_over(self, name: str, param: torch.Tensor, is_sharded: bool) -> None:
         """Let a parameter that is new be a DTensor after this call."""
-        self.pairs.setdefault(id(param), TwoForms(param, None, rows, name))
+        self.pairs[id(param)] = TwoForms(param, None, self._rows(param) if is_sharded else None, name)
 
     @torch.no_grad()
     def leave(self, found: FoundState) -> None:

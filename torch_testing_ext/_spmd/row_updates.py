@@ -1,7 +1,6 @@
 """Optimizers of sharded parameters: elementwise ones update the rank's rows, others the whole."""
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -48,7 +47,6 @@ class RowUpdates:
         self.averager, self.resting = averager, resting
         # The states of optimizers in a call.
         self.states = RowTensors(averager.meeting)
-        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # In a step of an optimizer: its parameters on rows.
         self._active: list[_OnRows] = []
         # The number of updates in this call.
@@ -56,10 +54,8 @@ class RowUpdates:
 
     def watch(self, optimizer: Optimizer) -> None:
         """Have the steps of an optimizer begin and end here."""
-        if optimizer not in self._known:
-            self._known.add(optimizer)
-            optimizer.register_step_pre_hook(self._begin)
-            optimizer.register_step_post_hook(self._end)
+        optimizer.register_step_pre_hook(self._begin)
+        optimizer.register_step_post_hook(self._end)
 
     @outside_dynamo
     @torch.no_grad()
@@ -86,19 +82,13 @@ class RowUpdates:
     @outside_dynamo
     @torch.no_grad()
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        active, self._active = self._active, []
-        gathers = []
-        for on_rows in active:
-            gathers += on_rows.leave()
-        gather_rows(self.averager.meeting, gathers)
+        gather_rows(self.averager.meeting, self.restore())
 
     @torch.no_grad()
-    def restore(self) -> None:
-        """Let parameters be whole again, if an optimizer's step has raised an error."""
-        self.turn = 0
+    def restore(self) -> list[Gather]:
+        """Let parameters be whole again, also if an optimizer's step has raised an error. Returns what is to gather."""
         active, self._active = self._active, []
-        for on_rows in active:
-            on_rows.leave()
+        return [gather for on_rows in active for gather in on_rows.leave()]
 
     def _states(self, optimizer: Optimizer) -> Iterator[tuple[TwoForms, dict[str, Any], str, Any]]:
         """The states of parameters that are DTensors between calls."""
@@ -114,6 +104,7 @@ class RowUpdates:
     def enter(self, optimizers: Iterable[Optimizer]) -> None:
         """Let states be plain in a call: whole ones, or rows that are gathered when the step uses them."""
         self.states.begin()
+        self.turn = 0
         for pair, values, name, value in itertools.chain.from_iterable(map(self._states, optimizers)):
             if isinstance(value, DTensor):
                 values[name] = local = pair.local_of(value)

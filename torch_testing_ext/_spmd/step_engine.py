@@ -21,7 +21,6 @@ from . import admission
 from .admission import Named
 from .agreement import EARLY, CallPlace, StepMeeting
 from .averaging import Averager, StepHistory
-from .layout import Rows
 from .modes import DataParallel, SPMDError, explained
 from .resting import Resting, TwoForms
 from .row_tensor import RowTensor
@@ -99,13 +98,20 @@ class StepEngine:
             if isinstance(param, DTensor):
                 admission.admit_distributed(name, param, self.meeting.world)
         params = self.resting.enter(found, params)
-        fresh = [(name, param) for name, param in params if self._is_new(param)]
+        unmanaged = [(name, param) for name, param in params if self.averager.of(param) is None]
+        # The others of these are DTensors that the program has made, of rows that all ranks have.
+        fresh = [(name, param) for name, param in unmanaged if id(param) not in self.resting.pairs]
         optimizers = [optimizer for optimizer in found.optimizers if optimizer not in self._optimizers]
-        self._admit(step.mode, found, params, buffers, fresh)
+        # By `id`: whether a parameter of a module has rows.
+        members = {
+            id(param): param.dim() > 0 and param.numel() > 0 for root in found.modules for param in root.parameters()
+        }
+        self._admit(step.mode, found, params, buffers, fresh, members)
         meeting = self.meeting
-        meeting.params, meeting.new = len(params), len(fresh) + len(optimizers)
-        meeting.watched = [param for _, param in params if self._is_whole(param)]
-        is_new = bool(fresh or optimizers)
+        meeting.params, meeting.new = len(params), len(unmanaged) + len(optimizers)
+        known = [(param, self.averager.of(param)) for _, param in params]
+        meeting.watched = [param for param, managed in known if managed is not None and not managed.is_sharded]
+        is_new = bool(unmanaged or optimizers)
         trains = torch.is_grad_enabled() and (history.trained or any(module.training for module in found.modules))
         shares = trains and bool(buffers)
         if is_new or shares or self.resting.pairs or (trains and history.calls <= EARLY):
@@ -116,16 +122,9 @@ class StepEngine:
         self.resting.fill()
         self.updates.enter(found.optimizers)
         if is_new:
-            self._take_over(step, found, fresh, buffers, optimizers)
+            self._take_over(step, members, fresh, buffers, optimizers)
         if shares:
             broadcast(meeting, [buffer for _, buffer in buffers])
-
-    def _is_new(self, param: torch.Tensor) -> bool:
-        return self.averager.of(param) is None and id(param) not in self.resting.pairs
-
-    def _is_whole(self, param: torch.Tensor) -> bool:
-        managed = self.averager.of(param)
-        return managed is not None and managed.rows is None
 
     def _device(self, params: Sequence[Named]) -> torch.device:
         """The device of headers."""
@@ -140,14 +139,14 @@ class StepEngine:
         params: Sequence[Named],
         buffers: Sequence[Named],
         fresh: Sequence[Named],
+        members: Mapping[int, bool],
     ) -> None:
         """Raise an error if the state cannot be made data parallel."""
         admission.admit_tensors([*fresh, *buffers])
-        in_modules = {id(param) for root in found.modules for param in root.parameters()}
         for name, param in params:
-            known = self.resting.pairs.get(id(param)) or self.averager.of(param)
-            if known is not None and id(param) in in_modules and _has_rows(param):
-                admission.admit_style(name, known.rows is not None, mode.parallel_style)
+            pair = self.resting.pairs.get(id(param))
+            if members.get(id(param)) and (pair is not None or self.averager.of(param) is not None):
+                admission.admit_style(name, pair is not None and pair.rows is not None, mode.parallel_style)
         if mode.parallel_style == "fully_shard" and fresh:
             kept = [("a tensor of the step", tensor) for tensor in found.tensors]
             admission.admit_sharing(fresh, [*params, *buffers, *kept])
@@ -164,7 +163,7 @@ class StepEngine:
     def _take_over(
         self,
         step: Any,
-        found: FoundState,
+        members: Mapping[int, bool],
         fresh: Sequence[Named],
         buffers: Sequence[Named],
         optimizers: Sequence[Optimizer],
@@ -174,17 +173,15 @@ class StepEngine:
         if meeting.world > 1:
             states = state_tensors(optimizers)
             broadcast(meeting, [*new, *(buffer for _, buffer in buffers), *states])
-            self.averager.average_existing(new)
-        in_modules = {id(param) for root in found.modules for param in root.parameters()}
         for name, param in fresh:
-            is_sharded = step.mode.parallel_style == "fully_shard" and id(param) in in_modules and _has_rows(param)
-            rows = Rows(len(param), meeting.rank, meeting.world) if is_sharded else None
-            rests = is_sharded or (step.rests and id(param) in in_modules)
-            if rests:
-                self.resting.take_over(param, rows, name)
-            self.averager.add(param, rows, rests)
+            is_sharded = step.mode.parallel_style == "fully_shard" and members.get(id(param), False)
+            if is_sharded or (step.rests and id(param) in members):
+                self.resting.take_over(name, param, is_sharded)
+            self.averager.add(param, is_sharded)
         for pair in self.resting.pairs.values():
-            self.averager.add(pair.plain, pair.rows, True)
+            self.averager.add(pair.plain, pair.rows is not None)
+        if meeting.world > 1:
+            self.averager.average_existing(new)
         self._optimizers.update(optimizers)
         for optimizer in optimizers:
             self.updates.watch(optimizer)
@@ -193,8 +190,9 @@ class StepEngine:
         """End a call that has succeeded."""
         averager, pairs = self.averager, self.resting.pairs
         averager.end()
-        for held in row_tensors_in(result) if pairs else ():
-            held.values()
+        for leaf in pytrees.tree_leaves(result) if pairs else ():
+            if isinstance(leaf, RowTensor):
+                leaf.values()
         self.meeting.check()
         if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
             while averager.gradients.meet(CallPlace.END, [pair.plain for pair in pairs.values()]):
@@ -209,11 +207,6 @@ class StepEngine:
         self.meeting.end()
 
 
-def row_tensors_in(result: Any) -> list[RowTensor]:
-    """The gradients and states that a step returns, of which each rank has rows."""
-    return [leaf for leaf in pytrees.tree_leaves(result) if isinstance(leaf, RowTensor)]
-
-
 def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
     """The result of a step, with parameters as the model holds them between calls, and with whole gradients."""
 
@@ -226,10 +219,6 @@ def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
     leaves = pytrees.tree_leaves(result)
     is_same = all(form(leaf) is leaf for leaf in leaves)
     return result if is_same else pytrees.tree_map(form, result)
-
-
-def _has_rows(param: torch.Tensor) -> bool:
-    return param.dim() > 0 and param.numel() > 0
 
 
 @functools.cache

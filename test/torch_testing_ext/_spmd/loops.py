@@ -1152,6 +1152,46 @@ def momentum_encoder(parallel):
     return [step(parallel.batch(call)) for call in range(CALLS)], state(query, key), queue
 
 
+@loop
+def zeroing_in_place_later(parallel):
+    """Gradients are new in the first calls, and stay the same tensors in later ones."""
+    model = parallel.model(net())
+    optimizer = nesterov(model)
+
+    @parallel.step
+    def step(batch, is_new):
+        optimizer.zero_grad(set_to_none=is_new)
+        loss = error(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return [step(parallel.batch(call), call < 3) for call in range(6)], state(model)
+
+
+@loop
+def reaching_gradients_twice_later(parallel):
+    """A backward runs within another one, and gradients get more after they have been sent. DDP adds the losses."""
+    model = parallel.model(net())
+    optimizer = nesterov(model)
+
+    def twice(batch):
+        if not isinstance(parallel, ByCompiler):
+            return 1.5 * error(model, batch)
+        inputs, targets = batch[0].clone().requires_grad_(), batch[1]
+        return (checkpoint(model, inputs, use_reentrant=True) - targets).pow(2).mean() + 0.5 * error(model, batch)
+
+    @parallel.step
+    def step(batch, is_twice):
+        optimizer.zero_grad()
+        loss = twice(batch) if is_twice else error(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return [step(parallel.batch(call), call in (3, 4)) for call in range(7)], state(model)
+
+
 # -- Between calls
 
 
@@ -1213,6 +1253,32 @@ def writing_between_calls(model, optimizer, batch, call):
 
 def freezing_between_calls(model, optimizer, batch, call):
     inner(model)[0].requires_grad_(call % 2 == 1)
+
+
+@loop
+def adapting_a_copy(parallel):
+    """Each call updates a new copy of the trained model by hand, without an optimizer."""
+    model = parallel.model(net())
+    optimizer, train, results = adam(model), parallel.step(update), []
+
+    @parallel.step
+    def adapt(model, batch):
+        loss = error(model, batch)
+        loss.backward()
+        with torch.no_grad():
+            for param in model.parameters():
+                param -= 0.1 * param.grad
+        model.zero_grad()
+        return loss.detach()
+
+    for call in range(CALLS):
+        results.append(train(model, optimizer, parallel.batch(call)))
+        copied = copy.deepcopy(inner(model)).train()
+        copied.zero_grad()
+        copied = parallel.model(copied)
+        results += [adapt(copied, parallel.batch(10 * call + part)) for part in range(2)]
+        results.append(state(copied))
+    return results, state(model)
 
 
 def averaging_between_calls(model, optimizer, batch, call):

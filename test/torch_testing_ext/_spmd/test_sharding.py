@@ -9,7 +9,7 @@ from loops import Parallel, Tied, adam, error, net, sgd, update, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.distributed._spmd import DataParallel, SPMDError, api, compile
@@ -236,6 +236,38 @@ class TestBetweenCalls(DTensorContinuousTestBase):
             params = [*map(whole, model.parameters())]
             self.assertEqual([*map(whole, copied.parameters())], params)
 
+    def test_a_dtensor_of_the_program_keeps_its_gradient(self):
+        def adding(model, optimizer, batch):
+            error(model, batch).backward()
+            optimizer.step()
+
+        model, optimizer, step = self._trained(adding, make=sgd)
+        weight = distribute_tensor(torch.ones(7, 6), model[0].weight.device_mesh, [Shard(0)])
+        gradient = distribute_tensor(torch.full((7, 6), 2.0), weight.device_mesh, [Shard(0)])
+        model[0].weight = nn.Parameter(weight)
+        model[0].weight.grad = gradient
+        optimizer.param_groups[0]["params"][0] = model[0].weight
+        plain = net()
+        plain.load_state_dict({name: value.full_tensor() for name, value in model.state_dict().items()})
+        for param, other in zip(plain.parameters(), model.parameters(), strict=True):
+            param.grad = whole(other.grad)
+        plain = nn.parallel.DistributedDataParallel(plain)
+        for each, its, call in ((model, optimizer, step), (plain, sgd(plain), adding)):
+            call(each, its, Parallel(self.rank).batch(3))
+        self.assertEqual([*map(whole, model.parameters())], [*plain.parameters()])
+
+    def test_states_of_another_layout_are_updated(self):
+        model, optimizer, step = self._trained()
+        other, its, _ = self._trained()
+        for values in its.state.values():
+            # torch gathers the rows that it flips.
+            values["exp_avg"] = values["exp_avg"].flip(0).flip(0)
+        self.assertEqual(its.state[other[0].weight]["exp_avg"].placements, (Replicate(),))
+        for call in range(3, 5):
+            for each, its_optimizer in ((model, optimizer), (other, its)):
+                step(each, its_optimizer, Parallel(self.rank).batch(call))
+        self.assertEqual([*map(whole, other.parameters())], [*map(whole, model.parameters())])
+
     def test_initialization_in_a_step(self):
         model, optimizer, step = self._trained()
         plain = torch.empty(7, 6)
@@ -258,10 +290,11 @@ class TestBetweenCalls(DTensorContinuousTestBase):
         self.assertEqual(whole(weight)[:, 0], torch.zeros(7))
         with self.assertRaisesRegex(SPMDError, "has copied"):
             row.sum()
-        row = weight[0]
+        row, row_of_state = weight[0], optimizer.state[model[0].weight]["exp_avg"][0]
         step(model, optimizer, Parallel(self.rank).batch(3))
-        with self.assertRaisesRegex(SPMDError, "has copied"):
-            row.sum()
+        for copied in (row, row_of_state):
+            with self.assertRaisesRegex(SPMDError, "has copied"):
+                copied.sum()
 
     def test_a_part_of_a_sum_is_no_value(self):
         model, _, _ = self._trained()
