@@ -1,7 +1,7 @@
 """The ranks agree: a header before every exchange, in which ranks that do different things meet."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +40,7 @@ class Header(NamedTuple):
     checksum: int
     # A hash of what the exchange is about: the plan of a backward, gradients of which ranks have rows.
     about: int
-    # A hash of the parameters that an optimizer updates.
+    # A hash of the parameters that an optimizer updates, and of its options.
     updated: int
 
 
@@ -82,8 +82,8 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
             )
         if (first.about, first.updated) != (other.about, other.updated):
             return (
-                f"Rank 0 and rank {rank} have gradients of different parameters, or of different shapes.",
-                "Let every rank clear, change and use the same gradients, in the same place.",
+                f"Rank 0 and rank {rank} have gradients of different parameters or shapes, or options of an optimizer.",
+                "Let every rank clear, change and use the same gradients, in the same place, with the same options.",
             )
     return None
 
@@ -182,23 +182,27 @@ class StepMeeting:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The number of elements of a large parameter that are summed, which move from call to call.
 _SAMPLE = 256
-# The calls in which all parameters are summed. Later ones sum a few, which move as well.
+# The calls in which all replicated parameters are summed. Later ones sum a few.
 EARLY = 8
 
 
+def in_turns(replicated: Sequence[torch.Tensor], call: int) -> Sequence[torch.Tensor]:
+    """The parameters to compare in a call. Later ones take turns: parameters that differ go on to differ."""
+    if call < EARLY or len(replicated) <= 4:
+        return replicated
+    begin = 4 * call % len(replicated)
+    return replicated[begin : begin + 4]
+
+
 @torch.no_grad()
-def checksum_of(tensors: Sequence[torch.Tensor], call: int) -> int:
+def checksum_of(tensors: Iterable[torch.Tensor], call: int) -> int:
     """A number by which ranks see whether they have the same values."""
-    if call >= EARLY and len(tensors) > 4:
-        begin = 4 * call % len(tensors)
-        tensors = tensors[begin : begin + 4]
-    total = 0
+    samples: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         if not tensor.numel() or tensor.layout is not torch.strided:
             continue
-        real = as_real(tensor)
-        if real.numel() > 4 * _SAMPLE:
-            gap = real.numel() // _SAMPLE
-            real = real.reshape(-1)[call % gap :: gap]
-        total += int(real.contiguous().view(-1).view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64))
-    return total % (1 << 62)
+        real = as_real(tensor).reshape(-1)
+        bits = real.view(_INTEGERS[real.element_size()])
+        gap = bits.numel() // _SAMPLE if bits.numel() > 4 * _SAMPLE else 1
+        samples.setdefault((bits.dtype, bits.device), []).append(bits[call % gap :: gap])
+    return sum(int(torch.cat(alike).sum(dtype=torch.int64)) for alike in samples.values()) % (1 << 62)

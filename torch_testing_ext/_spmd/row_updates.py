@@ -1,6 +1,7 @@
 """Optimizers of sharded parameters: elementwise ones update the rank's rows, others the whole."""
 
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.training import (
     is_wrapped_by_scheduler,
     local_tensor,
@@ -64,7 +66,7 @@ class RowUpdates:
         if not pairs:
             return
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
-        number = hash(tuple(updated)) % (1 << 62)
+        number = zlib.crc32(repr((updated, _options(optimizer))).encode())
         while self.averager.gradients.meet(CallPlace.UPDATE, _alike(pairs), self.turn, number):
             pass
         self.turn += 1
@@ -143,6 +145,13 @@ class RowUpdates:
         for _, values, name, value in self._states(optimizer):
             if isinstance(value, RowTensor):
                 values[name] = value.values()
+
+
+def _options(optimizer: Optimizer) -> list[Any]:
+    """The numbers in an optimizer's options: by others, a rank would update its rows in another way."""
+    leaves = pytrees.tree_leaves([{**group, "params": None} for group in optimizer.param_groups])
+    values = [leaf.tolist() if isinstance(leaf, torch.Tensor) and leaf.is_cpu else leaf for leaf in leaves]
+    return [value for value in values if isinstance(value, (bool, int, float))]
 
 
 def _alike(pairs: Sequence[TwoForms]) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from torch_testing_ext._torch.training import below_torch_function
 
 from . import admission
 from .admission import Named
-from .agreement import EARLY, CallPlace, StepMeeting
+from .agreement import EARLY, CallPlace, StepMeeting, in_turns
 from .averaging import Averager, StepHistory
 from .modes import DataParallel, SPMDError, explained
 from .resting import Resting, TwoForms
@@ -110,7 +110,8 @@ class StepEngine:
         meeting = self.meeting
         meeting.params, meeting.new = len(params), len(unmanaged) + len(optimizers)
         known = [(param, self.averager.of(param)) for _, param in params]
-        meeting.watched = [param for param, managed in known if managed is not None and not managed.is_sharded]
+        replicated = [param for param, managed in known if managed is not None and not managed.is_sharded]
+        meeting.watched = in_turns(replicated, history.calls)
         is_new = bool(unmanaged or optimizers)
         trains = torch.is_grad_enabled() and (history.trained or any(module.training for module in found.modules))
         shares = trains and bool(buffers)
@@ -194,8 +195,9 @@ class StepEngine:
             if isinstance(leaf, RowTensor):
                 leaf.values()
         self.meeting.check()
-        if any(pair.rows is not None for pair in pairs.values()) and averager.turn:
-            while averager.gradients.meet(CallPlace.END, [pair.plain for pair in pairs.values()]):
+        sharded = [pair.plain for pair in pairs.values() if pair.rows is not None]
+        if sharded:
+            while averager.gradients.meet(CallPlace.END, sharded):
                 pass
 
     def _leave(self, found: FoundState) -> None:

@@ -1153,23 +1153,6 @@ def momentum_encoder(parallel):
 
 
 @loop
-def zeroing_in_place_later(parallel):
-    """Gradients are new in the first calls, and stay the same tensors in later ones."""
-    model = parallel.model(net())
-    optimizer = nesterov(model)
-
-    @parallel.step
-    def step(batch, is_new):
-        optimizer.zero_grad(set_to_none=is_new)
-        loss = error(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return [step(parallel.batch(call), call < 3) for call in range(6)], state(model)
-
-
-@loop
 def reaching_gradients_twice_later(parallel):
     """A backward runs within another one, and gradients get more after they have been sent. DDP adds the losses."""
     model = parallel.model(net())

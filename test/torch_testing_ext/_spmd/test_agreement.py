@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_testing_ext._spmd.agreement import EARLY, CallPlace, Header, checksum_of, disagreement, is_served
+from torch_testing_ext._spmd.agreement import EARLY, CallPlace, Header, checksum_of, disagreement, in_turns, is_served
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 SAME = Header(1, 2, CallPlace.BACKWARD, 0, 4, 0, 77, 5, 0)
@@ -88,12 +88,16 @@ class TestChecksum(TestCase):
         seen = [call for call in range(gap) if checksum_of([changed], call) != checksum_of([tensor], call)]
         self.assertEqual(seen, [7])
 
-    def test_later_calls_take_turns(self):
+    def test_each_tensor_counts(self):
         tensors = [torch.zeros(3) for _ in range(8)]
         changed = [*tensors[:5], torch.ones(3), *tensors[6:]]
-        self.assertNotEqual(checksum_of(changed, EARLY - 1), checksum_of(tensors, EARLY - 1))
-        seen = [checksum_of(changed, EARLY + call) != checksum_of(tensors, EARLY + call) for call in range(2)]
-        self.assertEqual(sorted(seen), [False, True])
+        self.assertNotEqual(checksum_of(changed, 20), checksum_of(tensors, 20))
+
+    def test_replicated_parameters_take_turns_in_later_calls(self):
+        tensors = [torch.zeros(3) for _ in range(8)]
+        self.assertEqual(len(in_turns(tensors, EARLY - 1)), 8)
+        seen = [id(tensor) for call in range(2) for tensor in in_turns(tensors, EARLY + call)]
+        self.assertEqual(sorted(seen), sorted(map(id, tensors)))
 
     def test_nothing(self):
         self.assertEqual(checksum_of([torch.empty(0), torch.eye(2).to_sparse()], 0), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -301,6 +302,75 @@ def update_of_one_rank(case):
     model, optimizer, compiled = case.trained(step, calls=12)
     every_rank = False
     return lambda: compiled(model, optimizer, case.batch())
+
+
+@refused(
+    "or options of an optimizer",
+    "with the same options",
+    line="optimizer.step()",
+    styles=("fully_shard",),
+    changes=True,
+)
+def learning_rate_of_a_rank(case):
+    """The loss of a rank decides about its learning rate."""
+
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
+        optimizer.step()
+        scheduler.step(-case.rank * next(numbers))
+
+    model, numbers = net(), itertools.count()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler, compiled = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0), case.step(step)
+
+    def call():
+        for number in range(4):
+            compiled(model, optimizer, case.batch(number))
+
+    return call
+
+
+@refused("The parameters of rank 1 differ", "average", changes=True)
+def updates_by_hand_that_are_not_averaged(case):
+    def step(model, batch):
+        params = [*model.parameters()]
+        with torch.no_grad():
+            for param, gradient in zip(params, gradients(model, batch), strict=True):
+                param -= 0.1 * gradient
+
+    def gradients(model, batch):
+        with torch.enable_grad():
+            return torch.autograd.grad(error(model, batch), [*model.parameters()])
+
+    model = net()
+    compiled = case.step(step)
+
+    def call():
+        for number in range(2):
+            compiled(model, case.batch(number))
+
+    return call
+
+
+@refused("The parameters of rank 1 differ", "average", styles=("fully_shard",), changes=True)
+def a_layer_that_a_rank_initializes_in_a_later_call(case):
+    def step(model, batch, starts_again):
+        for param in model.parameters():
+            param.grad = None
+        error(model, batch).backward()
+        if starts_again:
+            model[8].reset_parameters()
+
+    model = net(6, 6, 6, 6, 6, 3)
+    compiled = case.step(step)
+
+    def call():
+        for number in range(12):
+            compiled(model, case.batch(number), number == 11)
+
+    return call
 
 
 # -- Between calls
