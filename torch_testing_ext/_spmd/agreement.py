@@ -109,9 +109,7 @@ class StepMeeting:
         self.device = torch.device("cpu")
         self.step, self.call, self.params, self.new = -1, 0, 0, 0
         # The tensors that are to be the same on all ranks, whose checksum the next header tells.
-        self.watched: list[torch.Tensor] = []
-        # Whether this call has sent a header.
-        self.has_met = False
+        self.watched: Sequence[torch.Tensor] = []
         # Whether all ranks raise the error of this call: nobody is to be told.
         self.is_known = False
         self._pending: tuple[Any, list[torch.Tensor], bool] | None = None
@@ -123,7 +121,7 @@ class StepMeeting:
     def begin(self, step: int, call: int) -> None:
         """Begin a call."""
         self.step, self.call, self.params, self.new = step, call, 0, 0
-        self.watched, self.has_met, self.is_known = [], False, False
+        self.watched, self.is_known = [], False
 
     def end(self) -> None:
         """End a call: headers that follow are those of backwards outside of calls."""
@@ -136,7 +134,6 @@ class StepMeeting:
         if self.world == 1:
             return
         checksum, self.watched = checksum_of(self.watched, self.call), []
-        self.has_met = True
         header = Header(self.step, self.call, place, turn, self.params, self.new, checksum, about, updated)
         mine = torch.tensor(header, dtype=torch.int64, device=self.device)
         rows = list(mine.new_empty(self.world, len(mine)))

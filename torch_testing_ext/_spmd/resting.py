@@ -278,7 +278,7 @@ def _exchange(found: FoundState, forms: Mapping[int, Any]) -> None:
         items = [(form(key), value) for key, value in optimizer.state.items()]
         for _, values in items:
             if isinstance(values, dict):
-                values.update({name: form(value) for name, value in values.items() if isinstance(value, nn.Parameter)})
+                values.update({name: form(value) for name, value in values.items()})
         optimizer.state.clear()
         # A look-up by a parameter of before the first call has left an empty one.
         optimizer.state.update((key, values) for key, values in items if values or key not in optimizer.state)

@@ -158,7 +158,7 @@ class RowTensors:
 
     def __init__(self, meeting: StepMeeting) -> None:
         self.meeting = meeting
-        # In the order in which they were made, which is the same on all ranks.
+        # In the order in which they got their rows, which is the same on all ranks.
         self._references: list[weakref.ref[RowTensor]] = []
         # Whether something has read them in this call.
         self.are_read = False
@@ -170,13 +170,14 @@ class RowTensors:
     def _alive(self) -> Iterator[RowTensor]:
         for reference in self._references:
             held = reference()
-            if held is not None and held.whole is None and held.mine is not None:
+            if held is not None and held.whole is None:
                 yield held
 
     def hold(self, param: torch.Tensor, rows: Rows, mine: torch.Tensor | None) -> RowTensor:
         """A tensor of the shape of a parameter, of which this rank has these rows."""
         held: RowTensor = RowTensor(self, param, rows, mine)
-        self._references.append(weakref.ref(held))
+        if mine is not None:
+            self._references.append(weakref.ref(held))
         return held
 
     def take(self, param: torch.Tensor, rows: Rows) -> tuple[RowTensor | None, torch.Tensor | None]:
@@ -194,8 +195,11 @@ class RowTensors:
         """Add rows of a mean to the gradient of a parameter, which `take` has returned."""
         if gradient is None:
             self.add(param, rows, mean)
+        elif gradient.mine is None:
+            gradient.mine = mean
+            self._references.append(weakref.ref(gradient))
         else:
-            gradient.mine = mean if gradient.mine is None else gradient.mine + mean
+            gradient.mine = gradient.mine + mean
 
     def add(self, param: torch.Tensor, rows: Rows, mean: torch.Tensor) -> None:
         """Add rows of a mean to the gradient of a parameter that `take` has found without one."""

@@ -1152,6 +1152,39 @@ def momentum_encoder(parallel):
     return [step(parallel.batch(call)) for call in range(CALLS)], state(query, key), queue
 
 
+class Residual(nn.Module):
+    """Layers of one shape, of which a call leaves out some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(4))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, is_kept: list[bool]) -> torch.Tensor:
+        for layer, is_used in zip(self.layers, is_kept, strict=True):
+            x = x + torch.tanh(layer(x)) if is_used else x
+        return self.last(x)
+
+
+@loop
+def dropping_layers(parallel):
+    """Each rank leaves out layers of its own, and uses the gradients of all."""
+    model = parallel.model(Residual())
+    optimizer = nesterov(model)
+
+    @parallel.step
+    def step(batch, is_kept):
+        optimizer.zero_grad()
+        loss = (model(batch[0], is_kept) - batch[1]).pow(2).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5) if sum(is_kept) < 4 else None
+        optimizer.step()
+        return loss.detach(), norm
+
+    kept = [[True] * 4, *([(call + layer + parallel.rank) % 2 == 0 for layer in range(4)] for call in range(4))]
+    return [step(parallel.batch(call), is_kept) for call, is_kept in enumerate(kept)], state(model)
+
+
 @loop
 def reaching_gradients_twice_later(parallel):
     """A backward runs within another one, and gradients get more after they have been sent. DDP adds the losses."""
