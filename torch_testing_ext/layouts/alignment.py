@@ -31,10 +31,27 @@ class Alignment:
         self._parts: dict[tuple[str, int], Part] = {}
         # The reference's names of tensors that a rank calls otherwise.
         self._names: dict[tuple[str, int], str] = {}
+        # The names of tensors that a rank has in the place of another, by name and rank.
+        self.misplaced: dict[tuple[str, int], str] = {}
         for (at, each, name), by_rank in run.looks.items():
             if (at, each) == (step, kind):
                 for rank, look in by_rank.items():
                     self._place(name, rank, look)
+        for (name, rank), other in list(self._names.items()):
+            if name in self.starts and not self._is_numbered_anew(name, rank, other):
+                self.misplaced[name, rank] = other
+
+    def _is_numbered_anew(self, name: str, rank: int, other: str) -> bool:
+        """Whether a rank counts layers or experts from 0: all of its tensors of this one are those of the other."""
+        mine, wanted = name.split("."), other.split(".")
+        differ = [at for at, pair in enumerate(zip(mine, wanted, strict=True)) if pair[0] != pair[1]]
+        if not all(mine[at].isdecimal() and wanted[at].isdecimal() for at in differ):
+            return False
+        until = differ[-1] + 1
+        prefix = ".".join(mine[:until])
+        beside = [each for each, at in self._parts if at == rank and f"{each}.".startswith(f"{prefix}.")]
+        moved = {each: ".".join([*wanted[:until], *each.split(".")[until:]]) for each in beside}
+        return all(self._names.get((each, rank), each) == to for each, to in moved.items())
 
     def is_renamed(self, module: str) -> bool:
         """Whether some rank has a parameter of a module under another name than the reference."""
@@ -57,11 +74,17 @@ class Alignment:
                 return
         last = name.rpartition(".")[2]
         others = [each for each in self.starts if each.rpartition(".")[2] == last and each != name]
+        if whole is not None:
+            # A name that the reference has is that of another only by numbers, or by mistake.
+            depth = name.count(".")
+            others = [each for each in others if each.count(".") == depth]
         own = [name] if whole is not None and whole.shape != local.shape else []
         for other in (*own, *others):
             part = find_part(local, self.starts[other], self._tolerance)
             if part is not None:
-                self._names[name, rank], self._parts[name, rank] = other, part
+                if other != name:
+                    self._names[name, rank] = other
+                self._parts[name, rank] = part
                 return
         if whole is not None and local.shape == whole.shape:
             self._parts[name, rank] = whole_part(local)

@@ -94,9 +94,11 @@ class Comparison:
             return self._dropout(step, keys)
         if kind in _NUMBERS:
             return next(filter(None, (self._number(key) for key in keys)), None)
-        finding = self._tensors(step, kind, keys)
         is_loaded = self.is_resumed and step == self.setup.first_step - 1
-        if finding is None and (kind == "start" or (kind == "param" and is_loaded)):
+        are_first = kind == "start" or (kind == "param" and is_loaded)
+        finding = self._misplaced(step, kind) if are_first else None
+        finding = finding or self._tensors(step, kind, keys)
+        if finding is None and are_first:
             uncovered = next(self.aligned.uncovered(), None)
             if uncovered is not None:
                 finding = LayoutFinding(step, kind, uncovered[0], [Reason("uncovered", "", uncovered[1])])
@@ -105,6 +107,18 @@ class Comparison:
         if finding is not None:
             finding.is_after_loading = is_loaded
         return finding
+
+    def _misplaced(self, step: int, kind: str) -> LayoutFinding | None:
+        """Weights that ranks have in the place of others: they are found by their content."""
+        of_ranks = self.aligned.misplaced
+        names = list(dict.fromkeys(name for name, _ in of_ranks))
+        if not names:
+            return None
+        ranks = [rank for name, rank in of_ranks if name == names[0]]
+        others = " and ".join(dict.fromkeys(of_ranks[names[0], rank] for rank in ranks))
+        axis = self.hypotheses.differing({rank: rank not in ranks for rank in self.run.ranks})
+        reason = Reason("other_tensor", axis, f"is {others} of the reference on ranks {listed(ranks)}")
+        return LayoutFinding(step, kind, names[0], [reason], names, len(self.aligned.starts), 1.0)
 
     def _lost_states(self, step: int) -> LayoutFinding | None:
         """The optimizer has states in the reference, and none at all after loading."""

@@ -405,6 +405,9 @@ def train_pipeline(layout, *mistakes):
             total += loss.detach()
             if place:
                 dist.send(x.grad, 0)
+        if "divided after backward" in mistakes:
+            for param in model.parameters():
+                param.grad /= size
         if "tied unreduced" not in mistakes:
             reduced(model.embedding.weight.grad, layout, "pp")
         if "tied twice" in mistakes:
@@ -442,7 +445,7 @@ def train_with_own_loader(layout, *mistakes):
         ids, labels = batch_of(step)
         if "a sample twice" in mistakes and size > 1:
             ids, labels = ids[[0, 0, 2, 3]], labels[[0, 0, 2, 3]]
-        own, wanted = ids.chunk(size)[place], labels.chunk(size)[place]
+        own, wanted = (each.chunk(size)[0 if "sampler without ranks" in mistakes else place] for each in (ids, labels))
         (loss_sum(model(own), wanted) / (labels != -100).sum()).backward()
         for param in model.parameters():
             reduced(param.grad, layout, "dp")
@@ -546,6 +549,7 @@ class Balanced(nn.Module):
         gates = self.router(x).softmax(-1)
         mean = gates.flatten(0, 1).mean(0)
         axes = ("tp",) if "balance over tp" in self.mistakes else ("dp", "cp")
+        axes = ("cp",) if "balance over cp" in self.mistakes else axes
         if "own balance" in self.mistakes:
             self.balance = (gates**2).mean()
             return sum(gates[..., [at]] * expert(x) for at, expert in enumerate(self.experts))

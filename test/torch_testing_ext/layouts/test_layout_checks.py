@@ -3,9 +3,11 @@
 import contextlib
 
 import layout_programs as programs
+import layout_tables as tables
 import pytest
 import torch
 import torch.distributed as dist
+from layout_tables import by_torch, planted
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -38,88 +40,32 @@ class LayoutCase(TestCase):
         self.assertIn(text, str(caught.exception))
 
 
-def planted(function, *mistakes):
-    return lambda layout: function(layout, *mistakes)
-
-
 def by_hand(*mistakes):
     return planted(programs.train_by_hand, *mistakes)
 
 
-# A training, its mistake, the layout that shows it, and what is told: tensor, kind, axis.
-PLANTED = (
-    (programs.train_by_hand, "unreduced input", "tp=2", "blocks.1.norm.bias", "missing_sum", "tp"),
-    (programs.train_by_hand, "loss times tp", "tp=2", "loss", "times", "tp"),
-    (programs.train_by_hand, "norm counts replicas", "tp=2", "norm", "norm", "tp"),
-    (programs.train_by_hand, "local token counts", "dp=2", "loss", "weighted", ""),
-    (programs.train_experts, "unreduced router", "tp=2", "moe.router.bias", "missing_sum", "tp"),
-    (programs.train_experts, "experts times ep", "ep=2", "moe.experts.3.bias", "times", "ep"),
-    (programs.train_sequence, "unreduced norm", "tp=2", "block.norm.bias", "missing_sum", "tp"),
-    (programs.train_pipeline, "tied unreduced", "pp=2", "embedding.weight", "missing_sum", "pp"),
-    (programs.train_by_hand, "unreduced dp", "dp=2", "head.bias", "missing_sum", "dp"),
-    (programs.train_by_hand, "unreduced head", "dp=2", "head.weight", "missing_sum", "dp"),
-    (programs.train_by_hand, "reduced copy", "dp=2", "head.weight", "missing_sum", "dp"),
-    (programs.train_by_hand, "mean of means", "dp=2", "loss", "weighted", ""),
-    (programs.train_by_hand, "local norm", "tp=2", "norm", "norm_local", "tp"),
-    (programs.train_by_hand, "norm omits head", "tp=2", "norm", "norm_omits", ""),
-    (programs.train_by_hand, "norm omits up", "tp=2", "norm", "norm_omits", ""),
-    (programs.train_by_hand, "seeded by rank", "tp=2", "head.weight", "unlike", "tp"),
-    (programs.train_by_hand, "scattered over another group", "tp=2", "blocks.0.up.weight", "uncovered", ""),
-    (programs.train_by_hand, "offset dropped", "tp=2", "blocks.1.offset", "zero", ""),
-    (programs.train_by_hand, "learning rate times dp", "dp=2", "embedding.weight", "update", ""),
-    (programs.train_by_hand, "moments lost", "dp=2 -> dp=2", "the optimizer's state", "state_lost", ""),
-    (programs.train_by_hand, "loaded by one rank", "dp=2 -> dp=2", "embedding.weight", "unlike", "dp"),
-    (programs.train_by_hand, "mapping overwritten", "tp=2 -> single", "blocks.0.up.weight", "rows", ""),
-    (programs.train_by_hand, "scheduler lost", "dp=2 -> dp=2", "embedding.weight", "update", ""),
-    (programs.train_experts, "experts divided by ep", "ep=2", "moe.experts.3.bias", "divided", "ep"),
-    (programs.train_experts, "auxiliary times ep", "ep=2", "balance", "times", "ep"),
-    (programs.train_sequence, "loss divided by sp", "tp=2", "loss", "divided", "tp"),
-    (programs.train_context, "loss times cp", "cp=2", "2.bias", "times", "cp"),
-    (programs.train_pipeline, "tied twice", "pp=2", "embedding.weight", "times", "pp"),
-    (programs.train_pipeline, "divided once more", "pp=2", "loss", "divided", "pp"),
-    (programs.train_accumulating, "rescaled", "dp=2", "head.bias", "weighted", ""),
-    (programs.train_accumulating, "not cleared", "dp=2", "head.bias", "stale", ""),
-    (programs.train_with_own_loader, "a sample twice", "dp=2", "samples", "samples", "dp"),
-    (programs.train_balanced, "balance divided by cp", "cp=2", "balance", "divided", "cp"),
-    (programs.train_balanced, "balance divided by dp", "dp=2", "balance", "divided", "dp"),
-    (programs.train_balanced, "only said", "dp=2", "balance", "divided", "dp"),
-    (programs.train_balanced, "balance over tp", "dp=2 tp=2", "balance", "unlike", "dp"),
-    (programs.train_experts_and_tensors, "experts without tp", "ep=2 tp=2", "moe.experts.3.bias", "missing_sum", "tp"),
-    (programs.train_experts_and_tensors, "experts divided by tp", "ep=2 tp=2", "moe.experts.3.bias", "divided", "tp"),
-    (programs.train_experts_and_tensors, "reduced over one group", "ep=2 tp=2", "moe.router.bias", "missing_sum", "ep"),
-    (programs.train_dropping, "dropout alike", "tp=2", "call 0", "dropout_alike", "tp"),
-)
-# A mistake that no rule explains is told by where values first differ.
-BY_MODULE = (
-    (programs.train_by_hand, "unreduced output", "tp=2", "the output of blocks.0; after that of blocks.0.down"),
-    (programs.train_context, "local attention", "cp=2", "the output of 1; after that of 1.v"),
-    (programs.train_context, "labels shifted", "cp=2", "it is the loss, or what it is given beside the model's output"),
-    (programs.train_vocabulary, "padding in the loss", "tp=2", "it is the loss, or what it is given beside"),
-    (
-        programs.train_exchanging,
-        "norm before the exchange",
-        "cp=2",
-        "the gradient of the output of 1.mix; after that of 1,",
-    ),
-)
-
-
 class PlantedMistakesTest(LayoutCase):
+    def test_all_kinds_are_planted(self):
+        numbers = {number for number, *_ in (*tables.PLANTED, *tables.BY_MODULE)}
+        self.assertEqual(numbers, set(tables.KINDS))
+
     @pytest.mark.slow
     def test_each(self):
-        for function, mistake, *told in PLANTED:
-            with self.subTest(mistake):
-                self.told(planted(function, mistake), *told)
-        in_full = planted(programs.train_balanced, "own balance", "in full")
-        self.told(in_full, "dp=2", "balance", "times", "dp")
-        dropout = planted(programs.train_by_hand, "dropout", "dropout unlike")
-        self.told(dropout, "tp=2", "call 0", "dropout_unlike", "tp")
+        for _, function, mistakes, *told in tables.PLANTED:
+            with self.subTest(mistakes=mistakes):
+                self.told(planted(function, *mistakes), *told)
+
+    @pytest.mark.slow
+    def test_variants(self):
+        for _, function, mistakes, *told in tables.VARIANTS:
+            with self.subTest(mistakes=mistakes):
+                self.told(planted(function, *mistakes), *told)
 
     @pytest.mark.slow
     def test_modules(self):
-        for function, mistake, text, module in BY_MODULE:
-            with self.subTest(mistake), self.refused(module):
-                check_layouts(planted(function, mistake), text)
+        for _, function, mistakes, text, module in tables.BY_MODULE:
+            with self.subTest(mistakes=mistakes), self.refused(module):
+                check_layouts(planted(function, *mistakes), text)
 
     def test_the_screen(self):
         error = self.told(by_hand("unreduced head"), "dp=2", "head.weight", "missing_sum", "dp")
@@ -130,40 +76,6 @@ class PlantedMistakesTest(LayoutCase):
         self.assertEqual(error.reports[0].data()["tensor"], "head.weight")
 
 
-def by_torch(parallelize, loads_first=True):
-    return lambda layout: programs.train_torch(layout, parallelize, loads_first)
-
-
-SOUND = (
-    (
-        by_hand(),
-        "dp=2 tp=2",
-        "tp=4",
-        "tp=2 -> tp=2",
-        "tp=2 -> dp=2",
-        "dp=2 -> tp=2",
-        "tp=2 -> single",
-        "single -> tp=2",
-    ),
-    (by_hand("dropout"), "tp=2", "dp=2"),
-    (planted(programs.train_experts), "tp=2", "ep=2", "ep=4"),
-    (planted(programs.train_sequence), "tp=2"),
-    (planted(programs.train_pipeline), "pp=2"),
-    (planted(programs.train_accumulating), "dp=2"),
-    (planted(programs.train_with_own_loader), "dp=2", "dp=4"),
-    (planted(programs.train_vocabulary), "tp=2"),
-    (planted(programs.train_experts_and_tensors), "ep=2", "tp=2", "ep=2 tp=2"),
-    (planted(programs.train_dropping), "tp=2"),
-    (planted(programs.train_balanced), "dp=2"),
-    (planted(programs.train_balanced, "own balance"), "dp=2"),
-    (by_torch(programs.ddp), "dp=2"),
-    (by_torch(programs.fsdp2), "dp=2", "dp=4"),
-    (by_torch(programs.fsdp2, False), "dp=2"),
-    (by_torch(programs.tensor_parallel), "tp=2"),
-    (by_torch(programs.tensor_parallel_and_fsdp2), "dp=2 tp=2"),
-)
-
-
 class SoundProgramsTest(LayoutCase):
     def test_by_hand(self):
         self.alike(by_hand(), "tp=2", "dp=2")
@@ -171,8 +83,9 @@ class SoundProgramsTest(LayoutCase):
     @pytest.mark.slow
     def test_all(self):
         for seed in (1, 2):
-            for train, *texts in SOUND:
-                with self.subTest(texts=texts, seed=seed):
+            for name in tables.BY_HAND:
+                train, *texts = tables.SOUND[name]
+                with self.subTest(name, seed=seed):
                     self.alike(train, *texts, seed=seed)
 
     @pytest.mark.slow
