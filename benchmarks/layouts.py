@@ -4,11 +4,12 @@
     python benchmarks/layouts.py build/layouts.tsv --seeds 1 --dtypes float64
     python benchmarks/layouts.py build/layouts.tsv --planted      the mistakes
     python benchmarks/layouts.py build/layouts.tsv --summary      what the rows add up to
+    python benchmarks/layouts.py build/costs.tsv --costs          five layouts with three steps
 
 It goes on where it was stopped. The programs and mistakes are those of `layout_tables.py` in
 test/torch_testing_ext/layouts. A sound program about which something is told is an alarm. A mistake is told if its
 tensor, kind and axis are, or the module that has it. The exit code is 1 if there is an alarm, or a mistake that is not
-told.
+told, or the five layouts take more than 4.5 CPU seconds of their ranks together.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ sys.path.insert(0, str(ROOT / "test/torch_testing_ext/layouts"))
 import layout_tables as tables  # noqa: E402
 
 COLUMNS = ("program", "layout", "dtype", "seed", "outcome", "compared", "not compared", "worst", "cpu", "text")
+# By their names in the table.
+COSTS = {"tp": "tp=2", "fsdp2": "dp=2", "tp and fsdp2": "dp=2 tp=2", "1f1b": "pp=2", "ring": "cp=2"}
+MOST_SECONDS = 4.5
 SILENT, ALARM, TOLD, UNTOLD = "silent", "ALARM", "told", "NOT TOLD"
 
 
@@ -58,6 +62,13 @@ def checked(name: str, train: Any, texts: Sequence[str], dtype: str, seed: int) 
         outcome, text = (SILENT, report.remark) if report.is_right else (ALARM, report.summary)
         numbers = [report.compared, left_out, f"{report.worst:.2f}", f"{report.seconds:.2f}"]
         yield [name, report.layout, dtype, seed, outcome, *numbers, in_a_line(text)]
+
+
+def cost_rows() -> Iterator[list[Any]]:
+    """Check five layouts with three steps."""
+    tables.of_torch.STEPS = 3
+    for name, layout in COSTS.items():
+        yield from checked(name, tables.SOUND[name][0], [layout], "float64", 1234)
 
 
 def planted_rows(done: set[tuple[str, ...]]) -> Iterator[list[Any]]:
@@ -126,6 +137,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--dtypes", nargs="+", default=["float64", "bfloat16"])
     parser.add_argument("--planted", action="store_true", help="the mistakes instead of sound programs")
+    parser.add_argument("--costs", action="store_true", help="five layouts with three steps instead of sound programs")
     parser.add_argument("--summary", action="store_true", help="only print what the rows add up to")
     options = parser.parse_args()
     rows = read(options.file) if options.file.exists() else []
@@ -136,11 +148,16 @@ def main() -> int:
             write = csv.writer(file, delimiter="\t", lineterminator="\n")
             if not rows:
                 write.writerow(COLUMNS)
-            made = planted_rows(done) if options.planted else sound_rows(options.seeds, options.dtypes, done)
+            made = sound_rows(options.seeds, options.dtypes, done)
+            made = planted_rows(done) if options.planted else cost_rows() if options.costs else made
             for row in made:
                 write.writerow(row)
                 file.flush()
         rows = read(options.file)
+    if options.costs:
+        seconds = sum(float(row["cpu"]) for row in rows[-len(COSTS) :])
+        print(f"{seconds:.2f} CPU seconds of ranks; at most {MOST_SECONDS}")
+        return summarize(rows) or int(seconds > MOST_SECONDS)
     return summarize(rows)
 
 

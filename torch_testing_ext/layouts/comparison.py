@@ -121,12 +121,16 @@ class Comparison:
         return LayoutFinding(step, kind, names[0], [reason], names, len(self.aligned.starts), 1.0)
 
     def _lost_states(self, step: int) -> LayoutFinding | None:
-        """The optimizer has states in the reference, and none at all after loading."""
-        had = [name for at, kind, name in self.reference.looks if (at, kind) == (step, "state")]
-        if not had or any((at, kind) == (step, "state") for at, kind, _ in self.run.looks):
+        """States of the optimizer that the reference has, and no rank has after loading."""
+        had = {name for at, kind, name in self.reference.looks if (at, kind) == (step, "state")}
+        keys = [key for key in self.run.looks if key[:2] == (step, "state")]
+        have = {name for key in keys for name in self.aligned.held(key)}
+        lost = sorted(had - have - set(self.aligned.not_compared))
+        if not lost:
             return None
-        reason = Reason("state_lost", "", f"the optimizer has lost its states, such as {had[0]}: it begins anew")
-        return LayoutFinding(step, "state", "the optimizer's state", [reason], had, len(had))
+        which = "its states" if not have else f"{len(lost)} of {len(had)} states"
+        reason = Reason("state_lost", "", f"the optimizer has lost {which}, such as {lost[0]}: it begins anew")
+        return LayoutFinding(step, "state", "the optimizer's state", [reason], lost, len(had))
 
     # -- tensors
 

@@ -151,10 +151,12 @@ class Layout:
             with torch.no_grad():
                 if param.is_floating_point() and param.dtype != self._setup.dtype:
                     param.data = param.data.to(self._setup.dtype)
-                if self._setup.generic and param.numel() and bool((param == param.flatten()[0]).all()):
+                # A trainer cuts its model over meshes of one rank, too.
+                whole = local_of(param)
+                if self._setup.generic and whole.numel() and bool((whole == whole.flatten()[0]).all()):
                     noise = torch.Generator().manual_seed(zlib.crc32(title.encode()))
-                    param += 0.1 * torch.randn(param.shape, generator=noise, dtype=torch.float64).to(param)
-            self._kept[title] = param.detach().cpu().clone()
+                    whole += 0.1 * torch.randn(whole.shape, generator=noise, dtype=torch.float64).to(whole)
+            self._kept[title] = copy_of_local(param)
         torch.save(self._kept, os.path.join(self._setup.folder, _WEIGHTS))
 
     def _fill(self, title: str, param: Any, whole: torch.Tensor) -> None:
@@ -182,13 +184,16 @@ class Layout:
             self._forwards[id(module)] = self._forwards.get(id(module), 0) + 1
             self.record_of_rank.microbatches = max(self._forwards.values())
 
+    def steps(self, steps: int) -> int:
+        """The number of steps after which this rank stops: fewer than `steps` before an arrow, which saves there."""
+        return steps if self._setup.end_step is None else min(steps, self._setup.end_step)
+
     def batches(self, make: Callable[[int], Any], steps: int) -> Iterator[Any]:
         """Yield this rank's part of each global batch, which `make(step)` returns: a tensor, or a tuple of them.
 
         Dimension 0 of each is cut over the data axes, dimension 1 over the sequence axes.
         """
-        setup = self._setup
-        last = steps if setup.end_step is None else min(steps, setup.end_step)
+        setup, last = self._setup, self.steps(steps)
         for step in range(setup.first_step, last if self.only is None else min(last, 1)):
             batch = make(step)
             is_tuple = isinstance(batch, tuple)
@@ -339,6 +344,12 @@ class Layout:
         """Save, if ranks of another layout continue."""
         if self._setup.phase != "whole" and self._save is None:
             raise ValueError("this layout saves and loads: call layout.checkpoint(save, load) before the first step")
+        last = self._setup.end_step
+        if last is not None and self._step >= last:
+            raise ValueError(
+                f"the program trained {self._step + 1} steps, and saves after {last}: take its steps from "
+                f"layout.batches, or stop it after layout.steps({self._step + 1})"
+            )
         if self._setup.phase == SAVE and self._save is not None:
             self._save(os.path.join(self._setup.folder, "checkpoint"))
 
@@ -374,10 +385,11 @@ class Layout:
         if is_first and self._setup.phase != LOAD and not self._has_seen_start:
             self._has_seen_start = True
             self._look_at_parameters(model, "start", -1)
-        if is_first and self._setup.phase == LOAD and not self._has_seen_loaded:
-            # Several optimizers each have a part of them.
-            self._has_seen_loaded = only is None
-            self._look_at_parameters(model, "param", step - 1, only)
+        if is_first and self._setup.phase == LOAD:
+            if not self._has_seen_loaded:
+                # Several optimizers each have a part of them.
+                self._has_seen_loaded = only is None
+                self._look_at_parameters(model, "param", step - 1, only)
             self._look_at_states(model, optimizers, step - 1)
         if self.probe is not None:
             modules = modules_of(model)

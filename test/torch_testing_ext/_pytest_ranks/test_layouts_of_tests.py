@@ -94,12 +94,23 @@ class LayoutsInRunnersTest(PytestCase):
             text, _ = run.communicate()
             self.assertEqual(run.returncode, 1, text)
             results = json.loads(Path(folder, "results.json").read_text())
+            # The command has an interpreter of its own.
+            words = ("-m", "torch_testing_ext", "show", "--json")
+            show = start_python(*words, cwd=Path(folder), **clean_environ())
+            shown, _ = show.communicate()
         self.assertIn("ep=2 does not train as single: the gradient of bias, step 0", text)
         tests = {re.sub(r".*::", "", test["id"]): test for test in results["tests"]}
         self.assertEqual({name: test["outcome"] for name, test in tests.items()}, OUTCOMES)
         failure = tests["test_it[ep=2]"]["attempts"][0]["failure"]
         self.assertEqual(failure["title"], "ep=2 does not train as single: the gradient of bias, step 0")
         self.assertIn("a reduction over ep is missing", failure["values"])
+        self.assertEqual([row["ranks"] for row in failure["rows"]], [[0], [1]])
+        told = json.loads(shown)
+        self.assertEqual((told["test"], told["kind"]), ("test_it.py::test_it[ep=2]", "failed"), shown)
+        self.assertEqual(
+            {name: told[name] for name in ("title", "rows", "values")},
+            {name: failure[name] for name in ("title", "rows", "values")},
+        )
 
 
 if __name__ == "__main__":

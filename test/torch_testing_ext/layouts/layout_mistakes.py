@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from layout_programs import STEPS, VOCABULARY, WIDTH, Copy, Gather, Reduce, batch_of, loss_sum, reduced
+from layout_programs import STEPS, VOCABULARY, WIDTH, Copy, Dense, Gather, Reduce, batch_of, loss_sum, reduced
 from layout_programs_of_torch import DATA, Dispatch, Ring, Transformer as TorchTransformer, ddp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -357,3 +357,37 @@ def train_normalised(layout, *mistakes):
         for param in model.parameters():
             reduced(param.grad, layout, "dp")
         layout.step(model, optimizer, loss.detach())
+
+
+def train_watched(layout, *mistakes):
+    """Data parallel with a loop of its own, two optimizers and torch's clipping, saved and continued."""
+    model = Dense()
+    layout.attach(model)
+    ends = [*model.embedding.parameters(), *model.head.parameters()]
+    optimizers = [torch.optim.Adam(ends, 0.01), SGD([*model.up.parameters(), *model.down.parameters()])]
+    done = [0]
+
+    def save(folder):
+        if layout.rank == 0:
+            torch.save([model.state_dict(), [each.state_dict() for each in optimizers], done[0]], f"{folder}.pt")
+
+    def load(folder):
+        state, states, done[0] = torch.load(f"{folder}.pt")
+        model.load_state_dict(state)
+        if "moments of the head lost" in mistakes:
+            del states[0]["state"][1]
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    layout.checkpoint(save, load)
+    while done[0] < layout.steps(3):
+        ids, labels = batch_of(done[0])
+        size, place = layout.size("dp"), layout.place("dp")
+        (loss_sum(model(ids.chunk(size)[place]), labels.chunk(size)[place]) / (labels != -100).sum()).backward()
+        for param in model.parameters():
+            reduced(param.grad, layout, "dp")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        done[0] += 1

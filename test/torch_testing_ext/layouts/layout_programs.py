@@ -526,6 +526,12 @@ def fsdp2(model, layout):
         fully_shard(model, mesh=layout.mesh["dp"])
 
 
+def fsdp2_of_one(model, layout):
+    """Parameters are DTensors in one rank, too, and some have one value."""
+    nn.init.zeros_(model.head.bias)
+    fully_shard(model, mesh=layout.mesh["dp"])
+
+
 def tensor_parallel(model, layout):
     if layout.size("tp") > 1:
         parallelize_module(model, layout.mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})

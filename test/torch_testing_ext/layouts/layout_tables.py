@@ -117,6 +117,15 @@ VARIANTS = (
     (20, HEADS, ("local norm",), "dp=2 tp=2", "norm", "norm_local", "tp"),
     (21, BALANCED, ("balance over cp",), "dp=2 cp=3", "balance", "unlike", "dp"),
     (22, programs.train_with_own_loader, ("sampler without ranks",), "dp=2", "samples", "samples", "dp"),
+    (
+        23,
+        others.train_watched,
+        ("moments of the head lost",),
+        "dp=2 -> dp=2",
+        "the optimizer's state",
+        "state_lost",
+        "",
+    ),
     (27, PARTS, ("parts by their own counts",), "dp=2", "loss", "weighted", ""),
     (28, STAGES, ("layers swapped",), "pp=2", "layers.0.w1.weight", "other_tensor", ""),
     (29, HEADS, ("norm omits the bias",), "tp=4", "norm", "norm_omits", ""),
@@ -175,6 +184,7 @@ BY_HAND = {
     "dense, ddp": (by_torch(programs.ddp), "dp=2"),
     "dense, fsdp2": (by_torch(programs.fsdp2), "dp=2", "dp=4"),
     "dense, fsdp2, loaded when it is cut": (by_torch(programs.fsdp2, False), "dp=2"),
+    "dense, fsdp2 in one rank, too": (by_torch(programs.fsdp2_of_one, False), "dp=2"),
     "dense, tp": (by_torch(programs.tensor_parallel), "tp=2"),
     "dense, tp and fsdp2": (by_torch(programs.tensor_parallel_and_fsdp2), "dp=2 tp=2"),
     "sharded": (TORCH_CUT, "dp=4", "dp_replicate=2 dp_shard=2"),
@@ -183,6 +193,7 @@ BY_HAND = {
     "stages": (STAGES, "pp=2", "pp=4"),
     "dispatching": (DISPATCHING, "ep=4", "dp=2 ep=2"),
     "normalised": (others.train_normalised, "dp=2", "dp=2 -> dp=4", "dp=2 -> single"),
+    "watched": (others.train_watched, "dp=2", "dp=2 -> dp=2", "dp=4 -> single"),
 }
 SOUND = {
     **BY_HAND,

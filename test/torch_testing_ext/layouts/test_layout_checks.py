@@ -261,6 +261,16 @@ class RefusalsTest(LayoutCase):
             check_layouts(lambda layout: trains(ones(), layout), "single -> dp=2")
         with self.refused("nothing is trained after loading"):
             check_layouts(by_hand(), "single -> single", save_after=2)
+
+        def goes_on(layout):
+            layout.checkpoint(lambda folder: None, lambda folder: None)
+            programs.train_with_own_loader(layout)
+
+        told = (
+            "trained 2 steps, and saves after 1: take its steps from layout.batches, or stop it after layout.steps(2)"
+        )
+        with self.refused(told, RankError):
+            check_layouts(goes_on, "dp=2 -> dp=2")
         with self.refused("has 2 arrows", ValueError):
             check_layouts(by_hand(), "tp=2 -> dp=2 -> tp=2")
 
