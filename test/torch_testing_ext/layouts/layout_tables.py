@@ -127,7 +127,7 @@ VARIANTS = (
         "",
     ),
     (27, PARTS, ("parts by their own counts",), "dp=2", "loss", "weighted", ""),
-    (28, STAGES, ("layers swapped",), "pp=2", "layers.0.w1.weight", "other_tensor", ""),
+    (28, STAGES, ("layers swapped",), "pp=2", "layers.0.w1.weight", "other_tensor", "pp"),
     (29, HEADS, ("norm omits the bias",), "tp=4", "norm", "norm_omits", ""),
     (30, HEADS, ("averaged over tp",), "tp=4", "blocks.0.qkv", "divided", "tp"),
     (30, DISPATCHING, ("experts by the root of ep",), "ep=2", "moe.w2", "sqrt", "ep"),
