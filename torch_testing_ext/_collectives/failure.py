@@ -49,6 +49,8 @@ _DETAILS = (
     Detail(0, 0, 0, 0),
 )
 
+_OF_PAGE = Detail(MOST_CONTEXT, MOST_SITES, 200, MOST_PRINTED)
+
 
 class LineKind(enum.Enum):
     """The kind of a line, for its colour."""
@@ -219,9 +221,12 @@ class FailureView:
         """The line where it failed, to recognise failures with one cause."""
         return next((row.site for row in self.rows if row.site is not None), next(iter(self.sites), None))
 
-    def parts(self) -> ScreenParts:
-        """The parts for which one screen has room. A failure that has only a text has none."""
-        for detail in _DETAILS:
+    def parts(self, in_page: bool = False) -> ScreenParts:
+        """The parts for which one screen has room. A failure that has only a text has none.
+
+        `in_page`: with all that the exception says, such as the difference from a budget.
+        """
+        for detail in (_OF_PAGE,) if in_page else _DETAILS:
             parts = self._parts(detail)
             if height("\n".join(line.text for line in replace(parts, notes=[]).lines())) <= MOST_SCREEN_LINES:
                 break

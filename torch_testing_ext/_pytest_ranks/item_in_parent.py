@@ -180,7 +180,7 @@ class _OfItem(Host):
     def in_world(self, size: int) -> Host:
         if self.spec.scope != "function":
             raise not_run(size, f"shares its ranks with the other tests of its {self.spec.scope}")
-        return MarkedWorld(self.item, self.spec)
+        return MarkedWorld(self.item, replace(self.spec, world_size=size, devices=0, is_auto=False))
 
     def in_place(self) -> Host:
         return _MarkedInPlace(self)

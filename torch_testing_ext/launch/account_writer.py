@@ -12,6 +12,7 @@ from os import getpid
 from pathlib import Path
 from types import FrameType
 
+from torch_testing_ext._collectives.records.growth import GrowthClaim
 from torch_testing_ext._process import system
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED
@@ -47,6 +48,10 @@ _LONGEST_LOCAL = 240
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
+# What the test of this process says of larger worlds: a part of its account.
+growth_claims: list[GrowthClaim] = []
+
+
 class AccountWriter:
     """Writes how the test of a rank ends: a failure at once, a pass only when everything is over."""
 
@@ -61,6 +66,12 @@ class AccountWriter:
         self.finished = False  # the test itself is over; only clean-up follows
         self.is_provisional = False  # the class overrides code that follows the test and may end the process
         self.sent_text: str | None = None  # the text of an exception that an overriding `run_test` has sent
+        growth_claims.clear()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the process that started this one reads the account."""
+        return self._file is not None
 
     def failed(self, error: BaseException, assertion: bool, within: str = "", traceback: str | None = None) -> None:
         """Record that the test raised `error`. `assertion`: is it a failed assertion? `within` begins the summary.
@@ -85,6 +96,7 @@ class AccountWriter:
     def test_begins(self) -> None:
         """The test method is about to be called. It may run again: then the provisional pass does not count."""
         self.finished = False
+        growth_claims.clear()
         if self.is_provisional and self.account is None and self._file is not None and getpid() == self._pid:
             self._file.clear()
 
@@ -138,8 +150,8 @@ class AccountWriter:
     def _record(self, account: RankAccount) -> None:
         """Keep the first failure: a later one, in clean-up, follows from it or matters less."""
         if self.account is None or not self.account.ending.is_failure:
-            memory = memory_of_this_process()
-            self._write(replace(account, memory=memory, warnings=self._warnings, extras=self._extras))
+            account = replace(account, memory=memory_of_this_process(), growth=tuple(growth_claims))
+            self._write(replace(account, warnings=self._warnings, extras=self._extras))
 
     def _write(self, account: RankAccount) -> None:
         self.account = account

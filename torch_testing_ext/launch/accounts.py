@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch_testing_ext._collectives.records.growth import GrowthClaim
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import file_behind
@@ -126,6 +127,7 @@ class RankAccount:
     extras: str = ""  # for the test framework of the parent, from its part in the rank
     collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
     error: RaisedError = NO_ERROR  # by which it has failed
+    growth: tuple[GrowthClaim, ...] = ()  # what the test says of larger worlds
 
 
 _KINDS = messages.by_name(RankAccount)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torch_testing_ext._collectives.records.growth import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._collectives.records.raw_records import RawRecord, do_members_agree
 from torch_testing_ext._process.ends import describe_exit
@@ -47,6 +48,11 @@ class RankReport:
     def final_account(self) -> RankAccount | None:
         """The account, if the rank has ended as it says: it may have crashed or hung on its way out."""
         return self.account if self.account is not None and self.account.ending is self.ending else None
+
+    @property
+    def claims(self) -> tuple[GrowthClaim, ...]:
+        """The claims of its test about larger worlds."""
+        return self.account.growth if self.account is not None else ()
 
     @property
     def code(self) -> int | None:

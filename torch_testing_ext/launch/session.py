@@ -24,22 +24,34 @@ from torch_testing_ext.launch.verdict import Expected, Verdict
 
 from .aspect import in_force
 from .aspects import ASPECTS
+from .aspects.growth import GROWTH
 from .attempts import Host, RankAttempt, RanksEnd, TestPlan
 
 
 class Session:
     """A test in its ranks, from its beginning until all of its resources are given back."""
 
-    def __init__(self, host: Host, plan: TestPlan, directory: Path | None = None):
-        """`directory`: for the files of the first attempt, made by the caller; it is removed at the end."""
+    def __init__(
+        self,
+        host: Host,
+        plan: TestPlan,
+        directory: Path | None = None,
+        told: set[Any] | None = None,
+        variation: Any = None,
+    ):
+        """`directory`: for the files of the first attempt, made by the caller; it is removed at the end.
+
+        `told`, `variation`: as in `RankAttempt`, of a test that an aspect runs once more in other ranks.
+        """
         launch_settings.check_settings()
         self._aspects = in_force(ASPECTS)
         self.host = self._host_here(host)
         self.plan = plan
         self._directory = directory
         self._attempt: RankAttempt | None = None
+        self._variation = variation
         # The warnings that the runs of the test have had so far.
-        self._told: set[Any] = set()
+        self._told: set[Any] = set() if told is None else told
 
     def _host_here(self, host: Host) -> Host:
         """The host of the test in this process: an aspect may want another one, and a launcher has ranks of its own."""
@@ -58,7 +70,7 @@ class Session:
         """Start the ranks of the first attempt. Raises what keeps the test from running, a skip for one."""
         for aspect in self._aspects:
             self.plan = aspect.check(self.host, self.plan)
-        self._begin(self._directory)
+        self._begin(self._directory, self._variation)
 
     def finish(self, expected: Expected | None = None, timeout: float | None = None) -> Verdict:
         """Wait for the ranks, run the other attempts of the test if it has several, and return the verdict on the test.
@@ -105,7 +117,10 @@ class Session:
         """Wait for the ranks of the attempt, and complete what is known of their end."""
         assert self._attempt is not None
         end = self.host.judge(self._attempt)
-        for aspect in reversed(self._aspects):
+        aspects = self._aspects
+        if GROWTH not in aspects and any(report.claims for report in end.reports):
+            aspects = (*aspects, GROWTH)
+        for aspect in reversed(aspects):
             end = aspect.finish(self._attempt, end)
         return self.host.complete(self._attempt, end)
 

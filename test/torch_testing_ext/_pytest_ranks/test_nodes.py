@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import unittest
 from unittest import mock
 
 import pytest
@@ -10,6 +11,12 @@ from kit.pytest_runs import PytestCase, run_pytest
 from kit.runs import RunsCase, run_test
 
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.launch import launched_by
+from torch_testing_ext.launch.aspects.nodes import NODES_OF_TEST
+from torch_testing_ext.launch.attempts import Host, TestPlan
+from torch_testing_ext.launch.host_kinds import HostKind
+from torch_testing_ext.launch.verdict import Case
+from torch_testing_ext.runner.options import Options
 
 SUBJECT = subject(__file__, "nodes_of_tests.py")
 SOUND = ("test_place", "test_rendezvous", "test_memory_of_a_node", "Fresh.test_place", "Kept.test_place")
@@ -100,6 +107,31 @@ class OptionTest(PytestCase):
     def test_whole_worlds_have_nodes(self):
         run = run_pytest({"test_x.py": OF_RUN}, "--nodes", "4", "--simulate", "8", "-k", "on_two")
         self.assertIn("assert (0 == 0 and '2' == '1'", run.text)
+
+
+class Launched(Host):
+    kind = HostKind.LAUNCHED
+
+    def refusal(self, what, why):
+        return RuntimeError(f"{what}: {why}")
+
+
+class LauncherTest(unittest.TestCase):
+    """A launcher has placed its ranks already."""
+
+    def test_a_run(self):
+        with mock.patch.object(launched_by, "this_launch", return_value=object()):
+            NODES_OF_TEST.require(Options())
+            with self.assertRaisesRegex(ValueError, "^--nodes: a launcher has placed the ranks of this run: run it"):
+                NODES_OF_TEST.require(Options(nodes=2))
+
+    def test_a_test(self):
+        with self.assertRaisesRegex(RuntimeError, "^the test has 2 nodes: the launcher has placed the ranks$"):
+            NODES_OF_TEST.check(Launched(), TestPlan(Case("test_x"), 4, nodes=2))
+
+    def test_more_nodes_than_addresses(self):
+        with self.assertRaisesRegex(ValueError, "^--nodes 201: a machine can pretend to be 200 nodes at most$"):
+            NODES_OF_TEST.require(Options(nodes=201))
 
 
 @pytest.mark.slow

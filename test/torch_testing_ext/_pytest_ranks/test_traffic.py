@@ -1,11 +1,13 @@
 """Budgets of communication: planted faults are told by group, operation, count and line; sound steps keep theirs."""
 
 import tempfile
+from pathlib import Path
 
 import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
+from torch_testing_ext._collectives.records.budgets import Budget
 from torch_testing_ext.common_utils import run_tests
 
 SUBJECT = subject(__file__, "traffic_of_steps.py")
@@ -52,6 +54,62 @@ class BudgetsTest(PytestCase):
                 self.assertRegex(message, said, name)
                 self.assertIn("test_x.py:", message, name)
                 self.assertLess(message.count("\n"), 50, name)
+
+
+FILES = subject(__file__, "budgets_of_tests.py")
+
+
+@pytest.mark.slow
+class FilesTest(PytestCase):
+    """Budgets that runs write and read: of several processes, other worlds, and ranks that do not come so far."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.budgets = self.folder / "budgets"
+
+    def run_files(self, *options, **more):
+        return run_pytest({"test_x.py": FILES}, *options, folder=str(self.folder), **more)
+
+    def assertAll(self, run, outcome):
+        self.assertTrue(run.outcomes, run.text)
+        self.assertEqual({*run.outcomes.values()}, {outcome}, run.text)
+
+    def test_two_workers(self):
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+        self.assertAll(self.run_files("--update-budgets", "-p", "xdist", "-n", "2"), "passed")
+        files = sorted(self.budgets.iterdir())
+        self.assertEqual(len(files), 8, files)
+        for file in files:
+            self.assertEqual(({*Budget.read(file).of_ranks}, Budget.read(file).world_size), ({0, 1}, 2), file)
+        self.assertAll(self.run_files(), "passed")
+
+    def test_other_worlds(self):
+        chosen = ("-k", "plain or shared")
+        self.assertAll(self.run_files("--update-budgets", *chosen), "passed")
+        before = {file: file.read_bytes() for file in self.budgets.iterdir()}
+        simulated = self.run_files("--simulate", "4", *chosen)
+        self.assertAll(simulated, "passed")
+        self.assertIn("not compared: budgets/shared.toml is the budget of 2 ranks", simulated.text)
+        other = self.run_files("-o", "dist_world_size=4", *chosen)
+        self.assertAll(other, "failed")
+        self.assertIn("budgets/shared.toml: the budget is one of 2 ranks, and this world has 4", other.text)
+        self.assertIn("name a file for each world size", other.text)
+        refused = self.run_files("--simulate", "4", "--update-budgets")
+        self.assertEqual(refused.code, 4)
+        self.assertIn("a budget is that of the ranks which its test has", refused.errors)
+        self.assertEqual({file: file.read_bytes() for file in self.budgets.iterdir()}, before)
+
+    def test_ranks_that_do_not_come_so_far(self):
+        for leaves in ("skips", "dies"):
+            with self.subTest(leaves):
+                self.run_files("--update-budgets", "-k", "leaves", LEAVES=leaves)
+                self.assertEqual({*Budget.read(self.budgets / "leaves.toml").of_ranks}, {0})
+                run = self.run_files("-k", "leaves")
+                self.assertOutcomes(run, {"test_leaves": "failed"})
+                said = "budgets/leaves.toml: the budget has no class with rank 1: write it again with --update-budgets"
+                self.assertIn(said, run.messages["test_leaves"])
 
 
 BAD = subject(__file__, "bad_traffic.py")

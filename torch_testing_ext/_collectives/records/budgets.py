@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,16 +73,16 @@ class Budget:
         try:
             of_ranks: dict[int, Amounts] = {}
             for alike in content["class"]:
-                amounts = {
-                    (row["group"], row["op"]): Budgeted(int(row["calls"]), int(row["bytes"]))
-                    for row in alike.get("issued", ())
-                }
-                of_ranks.update(dict.fromkeys(alike["ranks"], amounts))
+                amounts = _amounts_of_rows(alike.get("issued", ()))
+                for rank in alike["ranks"]:
+                    if of_ranks.setdefault(int(rank), amounts) is not amounts:
+                        raise ValueError(f"rank {rank} is in two classes")
             return cls(str(content["torch"]), int(content["world_size"]), of_ranks)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BudgetError(
-                f"the budget {path} lacks something ({error}): write it again with --update-budgets"
-            ) from None
+        except KeyError as error:
+            why = f"lacks {error}"
+        except (AttributeError, TypeError, ValueError) as error:
+            why = f"has something else than --update-budgets writes ({error})"
+        raise BudgetError(f"the budget {path} {why}: write it again with --update-budgets")
 
     def text(self) -> str:
         """The file: ranks that may issue the same share a class."""
@@ -92,9 +95,25 @@ class Budget:
         for amounts, ranks in classes.items():
             lines += ["", "[[class]]", f"ranks = {ranks}"]
             for (group, op), budgeted in amounts:
-                lines += ["[[class.issued]]", f'group = "{group}"', f'op = "{op}"']
+                lines += ["[[class.issued]]", f"group = {_quoted(group)}", f'op = "{op}"']
                 lines += [f"calls = {budgeted.calls}", f"bytes = {budgeted.bytes}"]
         return "\n".join([*lines, ""])
+
+    def write(self, path: Path) -> None:
+        """Write the file, so that others see it as it was or as it is now. Raises BudgetError."""
+        # A link stays one.
+        file = path.resolve()
+        written = file.with_name(f".budget.{os.getpid()}")
+        try:
+            if file.exists() and not os.access(file, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is read-only", str(file))
+            try:
+                written.write_text(self.text(), "utf-8")
+                written.replace(file)
+            finally:
+                written.unlink(missing_ok=True)
+        except OSError as error:
+            raise BudgetError(f"the budget {path} cannot be written: {error}") from None
 
     def why_exceeded(self, rank: int, world_size: int, torch: str, facts: RankFacts) -> str:
         """The difference between what a rank has issued and its budget, by line and module; "" if it keeps that.
@@ -124,6 +143,22 @@ class Budget:
             rows = [*rows[:_MOST_LINES], f"  ... and {count(len(rows) - _MOST_LINES, 'line')} more"]
         other = "" if torch == self.torch else f" (which was made with torch {self.torch}; this is {torch})"
         return "\n".join([f"rank {rank} does not keep its budget{other}:", *rows])
+
+
+def _amounts_of_rows(rows: Any) -> Amounts:
+    """Read the tables of what ranks issue. Raises KeyError, TypeError or ValueError."""
+    amounts: dict[tuple[str, str], Budgeted] = {}
+    for row in rows:
+        key = row["group"], row["op"]
+        if key in amounts:
+            raise ValueError(f"{key[1]} of group {key[0]} is there twice")
+        amounts[key] = Budgeted(int(row["calls"]), int(row["bytes"]))
+    return amounts
+
+
+def _quoted(text: str) -> str:
+    """A string as TOML has it, which escapes as JSON does, and one character more."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _difference(issued: Budgeted, allowed: Budgeted) -> str:

@@ -22,6 +22,7 @@ class BlockUses(RankUses):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__(self.wait_over, lambda kind, text: None)
+        self.is_following = False
         # Kernels that compute, and those among them that multiply matrices and the like.
         self._kernels = self._products = 0
         # Both, when a call was issued for which nobody has waited yet.
@@ -92,6 +93,8 @@ class IssuedWorks(Check):
         self._uses = uses
 
     def after(self, spec: OpSpec, args: tuple[Any, ...], result: Any, site: int, number: int) -> None:
+        if not self._uses.is_following:
+            return
         is_awaited = operation_hook.is_synchronous(spec, args)
         self._uses.issued(number, None if is_awaited else works.work_of(result), outputs_of(spec, args))
         issuer = torch_frames.issuer_of(sys._getframe(2))
@@ -110,6 +113,8 @@ def followed(uses: BlockUses) -> Iterator[None]:
     watched_waits.hooks.tell(listener)
     try:
         with replaced("sizes of storages", lambda name, resize: uses.watched_resize(resize)), uses:
+            uses.is_following = True
             yield
     finally:
+        uses.is_following = False
         watched_waits.hooks.leave(listener)

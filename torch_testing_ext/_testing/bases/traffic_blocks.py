@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import tempfile
 import threading
+import unittest
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,24 +21,33 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, updated
+from torch_testing_ext._collectives.records.growth import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupRecord, RankRecord
 from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogReader, LogWriter
-from torch_testing_ext._process.locks import open_locked
+from torch_testing_ext._process.locks import lock
+from torch_testing_ext._process.words import count, nearest
 from torch_testing_ext._testing.bases.block_uses import BlockUses, IssuedWorks, followed
-from torch_testing_ext._torch.groups import dataless_groups, watched_groups
+from torch_testing_ext._torch.groups import dataless_groups, made_groups, watched_groups
 from torch_testing_ext._torch.operations import operation_hook
 from torch_testing_ext._torch.operations.operation_hook import OpSpec
 from torch_testing_ext._torch.replacing import replaced
 from torch_testing_ext._torch.tensors import tensor_reads
 from torch_testing_ext._torch.torch_frames import is_of_program, modules_of
 from torch_testing_ext.launch import current_context
+from torch_testing_ext.launch.account_writer import growth_claims
 from torch_testing_ext.launch.aspects.budgets_of_tests import IS_UPDATED
+from torch_testing_ext.launch.aspects.growth import CLAIMS
+from torch_testing_ext.launch.aspects.world import SIZE
+from torch_testing_ext.launch.rank_context import context_here
 
 # The methods by which a host waits for a value.
 _WAITS = frozenset(("__bool__", "__float__", "__int__", "item", "tolist"))
+
+# Facts of calls that may grow, in words.
+_GROWING = {"calls": "calls", "bytes": "bytes", "between_nodes": "bytes between nodes"}
 
 
 class TrafficError(RuntimeError):
@@ -107,12 +119,54 @@ class SeenTraffic(RankFacts):
         self._require_end()
         rank, size = _place_in_world()
         file, version = Path(path), _version()
+        if CLAIMS.value() is not None:
+            # A larger world, of which only the growth is asked.
+            return
         if IS_UPDATED.value():
             _update(file, version, size, rank, self)
             return
-        difference = Budget.read(file).why_exceeded(rank, size, version, self)
+        budget = Budget.read(file)
+        if SIZE.value() not in (None, budget.world_size):
+            text = f"not compared: {file} is the budget of {count(budget.world_size, 'rank')}"
+            warnings.warn(text, stacklevel=2)
+            return
+        try:
+            difference = budget.why_exceeded(rank, size, version, self)
+        except BudgetError as error:
+            raise BudgetError(f"{file}: {error}") from None
         if difference:
             raise AssertionError(f"{difference}\n{file}: if this is intended, write it with --update-budgets")
+
+    def grows(self, group: str | None, fact: str, op: str | None = None, *, at_most: float) -> None:
+        """Claim that a number grows with the world by a law at most: the test runs in a world of twice the size, too.
+
+            seen.grows("dp", "bytes", at_most=0)
+
+        `fact`: "calls", "bytes", "between_nodes" or "memory". `at_most`: 0 if it must not grow, 1 if it may grow as the
+        world does, -1 if it must shrink. When the test has passed, a whole world of twice the size runs it up to its
+        last claim, without communication, and the test fails if the rank with most has more there than the law allows.
+        """
+        amount, what = self._amount_of(group, fact, op)
+        if isinstance(at_most, bool) or not isinstance(at_most, (int, float)) or not math.isfinite(at_most):
+            raise ValueError(f"at_most is {at_most!r}; it must be a number: 0 if the {fact} must not grow")
+        context = context_here()
+        if context is None or not context.account.is_read:
+            raise TrafficError("growth is told of tests whose ranks are started by pytest, torchtest or unittest")
+        growth_claims.append(GrowthClaim(what, float(at_most), int(amount), amount.lines))
+        if len(growth_claims) == CLAIMS.value():
+            raise unittest.SkipTest("all is told that was asked of a larger world")
+
+    def _amount_of(self, group: str | None, fact: str, op: str | None) -> tuple[Amount, str]:
+        """A fact by its name, and its name in a sentence."""
+        if fact == "memory":
+            if group is not None or op is not None:
+                raise ValueError("memory is that of the whole block: name no group and no operation for it")
+            return self.memory(), "bytes of memory"
+        if fact not in _GROWING:
+            raise ValueError(f"there is no growth of {fact!r}.{nearest(fact, (*_GROWING, 'memory'))}")
+        amount: Amount = getattr(self, fact)(group, op)
+        words = (_GROWING[fact], f"of {op}" if op else "", "" if group is None else f"in group {group!r}")
+        return amount, " ".join(filter(None, words))
 
     def _require_end(self) -> None:
         if not self._is_over:
@@ -132,18 +186,30 @@ def _place_in_world() -> tuple[int, int]:
 
 
 def _update(file: Path, version: str, size: int, rank: int, facts: RankFacts) -> None:
-    """Write the part of this rank. Ranks take turns, by a lock beside the file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    context = current_context()
-    folder = Path(tempfile.gettempdir()) if context is None else context.directory
-    with open_locked(folder / f"{file.name}.lock", "a+"):
+    """Write the part of this rank. Ranks and runs take turns, by a lock on the folder."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BudgetError(f"the budget {file} cannot be written: {error}") from None
+    try:
+        lock(folder)
         before = None
         with suppress(BudgetError):
             before = Budget.read(file)
-        text = updated(before, version, size, {rank: amounts_of(facts)}).text()
-        written = file.with_name(f".{file.name}.{rank}")
-        written.write_text(text, "utf-8")
-        written.replace(file)
+        updated(before, version, size, {rank: amounts_of(facts)}).write(file)
+    finally:
+        os.close(folder)
+
+
+class _BlockRecorder(CallRecorder):
+    """Records a block, also where nobody watches the groups that are made in it."""
+
+    def _look_up(self, group: Any) -> tuple[int, int, float | None]:
+        if made_groups.number_of_group(group) is None:
+            watched_groups.note_living_groups()
+            self.note_groups()
+        return super()._look_up(group)
 
 
 class _Observer(Check):
@@ -191,10 +257,6 @@ class _Observer(Check):
             return method(*args, **kwargs)
 
         return call
-
-
-class _BlockRecorder(CallRecorder):
-    """Records the calls of a block."""
 
 
 @contextmanager

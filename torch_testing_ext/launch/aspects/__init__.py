@@ -11,6 +11,7 @@ from .delays import DELAYS
 from .devices import DEVICES
 from .fake_accelerators import FAKE_ACCELERATORS
 from .faults import FAULTS
+from .growth import GROWTH
 from .lanes import LANES_OF_RANKS
 from .leftovers import LEFTOVERS
 from .nodes import NODES_OF_TEST
@@ -40,5 +41,6 @@ ASPECTS: tuple[Aspect, ...] = (
     LEFTOVERS,
     REMARKS,
     BUDGETS,
+    GROWTH,
     WARNINGS,
 )

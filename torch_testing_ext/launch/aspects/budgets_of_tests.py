@@ -16,7 +16,10 @@ _UPDATE = Option(
     default=False,
     setting=IS_UPDATED,
     pytest_help="write the budgets of communication that tests name",
-    apart={"cluster": "the files of budgets are on this machine"},
+    apart={
+        "cluster": "the files of budgets are on this machine",
+        "simulate": "a budget is that of the ranks which its test has. Leave out one of them",
+    },
     configurable=False,
     # A failure is looked at against the budget that there is.
     in_command=False,

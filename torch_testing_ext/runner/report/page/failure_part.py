@@ -40,7 +40,7 @@ def render_failure(attempt: Attempt) -> Elements:
     if view is None or view.text is not None:
         yield xml_element("pre", wording.screen(attempt), class_="message")
         return
-    parts = view.parts()
+    parts = view.parts(in_page=True)
     yield xml_element("p", parts.title, class_="headline")
     if parts.table:
         yield xml_element("table", *map(_row, parts.table), class_="ranks")

@@ -5,6 +5,7 @@ import shlex
 import tempfile
 import unittest
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from kit.invented_runs import (
     ranks,
 )
 
+from torch_testing_ext._collectives.failure import Value
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import FinishedTest, Lease, NodeOfRun, Policy, RunHeader, Test, TestId
 from torch_testing_ext.runner.report.page import failure_part, html_page, timeline
@@ -377,6 +379,19 @@ class TextTest(unittest.TestCase):
             },
         )
         self.assertNotIn("<dt>", html_page.render_page(history_of(every_outcome())))
+
+    def test_the_difference_from_a_budget_stands_above_the_lanes(self):
+        """All of it: a screen has room for a few lines."""
+        (attempt_of_hang,) = hang_of_ranks(4).attempts
+        values = tuple(Value(f"  {number} at test_x.py:{number}, in layer.{number}") for number in range(24))
+        failure = replace(attempt_of_hang.failure, values=values)
+        page = html_page.render_page(
+            history_of([FinishedTest((replace(attempt_of_hang, end=replace(attempt_of_hang.end, failure=failure)),))])
+        )
+        shown = [page.index(value.text) for value in values]
+        self.assertEqual(shown, sorted(shown))
+        self.assertLess(shown[-1], page.index('class="lanes"'))
+        self.assertNotIn(values[-1].text, failure.screen)
 
     def test_the_traffic_of_a_whole_world(self):
         page = html_page.render_page(history_of([finished_in_world(8)]))

@@ -1,0 +1,132 @@
+"""Files of budgets: what is written is read again, at any moment whole, and what cannot be read or written is told."""
+
+import os
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from torch_testing_ext._collectives.records.budgets import Budget, Budgeted, BudgetError, updated
+from torch_testing_ext.common_utils import run_tests
+
+AMOUNTS = {("world", "all_reduce"): Budgeted(2, 64)}
+HEAD = 'torch = "2.13"\nworld_size = 2\n'
+ROW = '[[class.issued]]\ngroup = "world"\nop = "all_reduce"\ncalls = 2\nbytes = 64\n'
+# What a hand has made of a file, and what is said of it.
+BROKEN = {
+    "": "lacks 'class'",
+    HEAD: "lacks 'class'",
+    "torch = ": "cannot be read",
+    "class = 3": "not iterable",
+    "class = [1]": "has something else than --update-budgets writes",
+    "class = ['x']": "has something else than --update-budgets writes",
+    f"{HEAD}[[class]]\n{ROW}": "lacks 'ranks'",
+    f"{HEAD}[[class]]\nranks = 2\n{ROW}": "not iterable",
+    f"{HEAD}[[class]]\nranks = ['all']\n{ROW}": "invalid literal",
+    f"{HEAD}[[class]]\nranks = [0]\n{ROW.replace('2', '[]')}": "has something else than --update-budgets writes",
+    f"{HEAD}[[class]]\nranks = [0]\n{ROW.replace('bytes', 'byte')}": "lacks 'bytes'",
+    f"{HEAD}[[class]]\nranks = [0]\n{ROW}{ROW}": "all_reduce of group world is there twice",
+    f"{HEAD}[[class]]\nranks = [0]\n[[class]]\nranks = [0]\n{ROW}": "rank 0 is in two classes",
+    f"world_size = 2\n[[class]]\nranks = [0]\n{ROW}": "lacks 'torch'",
+    f'torch = "2.13"\nworld_size = "two"\n[[class]]\nranks = [0]\n{ROW}': "invalid literal",
+}
+
+
+class BudgetsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.file = self.folder / "step.toml"
+
+    def test_any_name_is_written_and_read(self):
+        for name in (
+            "world",
+            'a "b"',
+            "a\\b",
+            "gruppe ä 组 🙂",
+            "line\nbreak",
+            "\x7f\t\x01",
+            "[[class]]",
+            "# no comment",
+        ):
+            with self.subTest(name):
+                budget = Budget("2.13", 2, {0: {(name, "all_reduce"): Budgeted(1, 8)}, 1: {}})
+                budget.write(self.file)
+                self.assertEqual(Budget.read(self.file).of_ranks, budget.of_ranks)
+
+    def test_names_of_files(self):
+        for name in ("test_x[a-'b'].toml", 'say "x".toml', "ä组.toml", " spaces .toml"):
+            with self.subTest(name):
+                file = self.folder / name
+                Budget("2.13", 2, {0: AMOUNTS}).write(file)
+                self.assertEqual(Budget.read(file).of_ranks, {0: AMOUNTS})
+
+    def test_a_broken_file(self):
+        for content, said in BROKEN.items():
+            with self.subTest(content):
+                self.file.write_text(content)
+                with self.assertRaisesRegex(BudgetError, "step.toml") as seen:
+                    Budget.read(self.file)
+                self.assertIn(said, str(seen.exception))
+                self.assertEqual(str(seen.exception).count("step.toml"), 1)
+        self.file.write_bytes(b"\xff")
+        with self.assertRaisesRegex(BudgetError, "cannot be read"):
+            Budget.read(self.file)
+
+    def test_where_nothing_can_be_written(self):
+        budget = Budget("2.13", 2, {0: AMOUNTS})
+        self.file.write_text("before")
+        # Root may write anywhere.
+        with (
+            mock.patch.object(os, "access", return_value=False),
+            self.assertRaisesRegex(BudgetError, "it is read-only"),
+        ):
+            budget.write(self.file)
+        with self.assertRaisesRegex(BudgetError, "cannot be written: .*Not a directory"):
+            budget.write(self.file / "step.toml")
+        with self.assertRaisesRegex(BudgetError, "cannot be written: .*name too long"):
+            budget.write(self.folder / ("x" * 300 + ".toml"))
+        self.assertEqual([file.name for file in self.folder.iterdir()], ["step.toml"])
+        self.assertEqual(self.file.read_text(), "before")
+
+    def test_a_link_stays_one(self):
+        link = self.folder / "link.toml"
+        link.symlink_to(self.file)
+        Budget("2.13", 2, {0: AMOUNTS}).write(link)
+        self.assertTrue(link.is_symlink())
+        self.assertEqual(Budget.read(self.file).of_ranks, {0: AMOUNTS})
+
+    def test_readers_see_whole_files(self):
+        Budget("2.13", 64, dict.fromkeys(range(64), AMOUNTS)).write(self.file)
+        is_over = threading.Event()
+        seen = []
+
+        def read():
+            while not is_over.is_set():
+                try:
+                    seen.append(len(Budget.read(self.file).of_ranks))
+                except BudgetError as error:
+                    seen.append(str(error))
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for number in range(20):
+                of_ranks = {rank: {("world", "send"): Budgeted(rank, number)} for rank in range(64)}
+                Budget("2.13", 64, of_ranks).write(self.file)
+        finally:
+            is_over.set()
+            reader.join()
+        self.assertEqual({*seen} - {64}, set())
+
+    def test_parts_of_another_world_are_dropped(self):
+        of_rank_0 = updated(None, "2.13", 2, {0: AMOUNTS})
+        self.assertEqual({*updated(of_rank_0, "2.13", 2, {1: {}}).of_ranks}, {0, 1})
+        for torch, size in (("2.14", 2), ("2.13", 4)):
+            self.assertEqual({*updated(of_rank_0, torch, size, {1: {}}).of_ranks}, {1})
+
+
+if __name__ == "__main__":
+    run_tests()
