@@ -23,8 +23,8 @@ SLOW_ROWS = (
     f"{OURS}test_expected_faults.py::*::test_kill_at_step",
     f"{OURS}test_found.py::*_amax_of_a_rank_without_elements",
     f"{OURS}test_found.py::*_endless_search_for_attention",
-    f"{OURS}test_planted_recovery.py::*::test_survives_keeps_old_group",
-    f"{OURS}test_planted_recovery.py::*::test_survives_retries_for_ever",
+    f"{OURS}test_planted_recovery.py::*::test_survives_soon_keeps_old_group",
+    f"{OURS}test_planted_recovery.py::*::test_survives_soon_retries_for_ever",
     f"{OURS}upstream/test_drop_in.py::*_spawned",
     # run_test.py runs the suites as the README's main command does.
     f"{SUITES}properties/*_properties.py::*",
