@@ -14,10 +14,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "torch_testing_ext"
-PAGES = ("*.md", "docs/**/*.md", "examples/*", "benchmarks/*.md", "patches/**/*.md")
+PAGES = ("*.md", "docs/**/*.md", "examples/**/*", "benchmarks/*.md", "patches/**/*.md")
 # Links lead to these files, which are shown as they are.
 OTHERS = ("LICENSE", "docs/found/**/*.py", "docs/pictures/*")
-NOT_HERE = {"SECURITY.md"}  # for GitHub's own pages
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,8 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
     for path in sorted({path for pattern in (*PAGES, *OTHERS) for path in ROOT.glob(pattern) if path.is_file()}):
         name = path.relative_to(ROOT).as_posix()
-        if name not in NOT_HERE:
-            files.append(File.generated(config, name, abs_src_path=str(path)))
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     modules = public_modules()
     files.append(File.generated(config, "reference/index.md", content=overview_of(modules)))
     for module in modules:

@@ -18,8 +18,9 @@ TOUR = ROOT / "docs" / "contribute" / "architecture.md"
 FILE = re.compile(r"^\| `([\w/]+\.py)` \|", re.MULTILINE)
 # Every story runs through these, and no page repeats it.
 BASICS = ("_process/", "_tests/")
-# By story: a file process that has no more tests ends before the story does, or a moment later.
-MAY_RUN = {"A worker is killed": {"runner/processes/preloaded_server.py"}}
+# A file process that has no more tests ends before the story does, or a moment later. On a loaded machine, a rank that
+# is late is asked what it waits in.
+MAY_RUN = {"launch/probes.py", "runner/processes/fork_parent.py", "runner/processes/preloaded_server.py"}
 
 
 def files_in_section(page: str, heading: str) -> set[str]:
@@ -53,8 +54,8 @@ class StoriesTest(FolderCase):
         """The section names exactly the files that ran. They and their lines are no more than the page says."""
         page = TOUR.read_text(encoding="utf-8")
         named = files_in_section(page, heading)
-        not_named = {file: names for file, names in ran.items() if file not in named | MAY_RUN.get(heading, set())}
-        self.assertEqual((not_named, named - {*ran}), ({}, set()), "what only ran, and what is only named")
+        not_named = {file: names for file, names in ran.items() if file not in named | MAY_RUN}
+        self.assertEqual((not_named, named - {*ran} - MAY_RUN), ({}, set()), "what only ran, and what is only named")
         lines = sum(len((PACKAGE / file).read_text(encoding="utf-8").splitlines()) for file in named)
         most_files, most_lines = limits_of(page, heading)
         self.assertLessEqual(len(named), most_files)

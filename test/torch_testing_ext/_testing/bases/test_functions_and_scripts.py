@@ -88,7 +88,7 @@ class SpawnTest(TestCase):
             with self.subTest(text=text), self.assertRaisesRegex(RuntimeError, text):
                 spawn(end_in, 2, way)
         with self.assertRaisesRegex(RuntimeError, r"timed out after .*rank 1 of 2 still running"):
-            spawn(end_in, 2, threading.Event().wait, timeout=1)
+            spawn(end_in, 2, threading.Event().wait, timeout=5)
 
     def test_ranks_disagree_in_a_collective(self):
         def disagree(rank):
