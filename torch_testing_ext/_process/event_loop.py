@@ -120,9 +120,10 @@ class EventLoop:
         if due:
             # What has come in time counts, however long the callbacks before have taken: it may cancel a timer.
             self._call_readable(0.0)
-        self._timers = [timer for timer in self._timers if timer not in due]
         for timer in sorted(due, key=lambda timer: timer.at):
-            if not timer.cancelled:
+            # A callback may have cancelled it, or have waited in this loop itself.
+            if not timer.cancelled and timer in self._timers:
+                self._timers.remove(timer)
                 timer.call()
         return bool(due)
 

@@ -84,6 +84,30 @@ class TestEventLoop(unittest.TestCase):
         loop.step()
         self.assertEqual(self.seen, ["ended", "after it"])
 
+    def test_a_timer_whose_time_comes_while_a_callback_waits_in_the_loop(self) -> None:
+        loop = JumpingLoop.of(self)
+        loop.after(10.0, lambda: self.seen.append("once"))
+
+        def wait() -> None:
+            loop.forget(self.reading)
+            loop.step()
+
+        loop.listen(self.reading, wait)
+        loop.now += 20.0
+        os.write(self.writing, b"x")
+        loop.step()
+        self.assertEqual(self.seen, ["once"])
+
+    def test_a_callback_that_raises_leaves_timers_due(self) -> None:
+        loop = JumpingLoop.of(self)
+        loop.after(10.0, lambda: 1 / 0)
+        loop.after(11.0, lambda: self.seen.append("called"))
+        loop.now += 20.0
+        with self.assertRaises(ZeroDivisionError):
+            loop.step()
+        loop.step()
+        self.assertEqual(self.seen, ["called"])
+
     def test_timers_follow_its_clock(self) -> None:
         loop = JumpingLoop.of(self)
         for seconds in (100.0, 0.1, 1e-9):
