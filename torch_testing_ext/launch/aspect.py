@@ -34,6 +34,8 @@ class Aspect:
     settings: ClassVar[tuple[Setting[Any], ...]] = ()
     # Whether it concerns every test, rather than those for which a variable of it is set.
     is_always_on: ClassVar[bool] = True
+    # Whether it sees the end of each test whose ranks have claimed something.
+    follows_claims: ClassVar[bool] = False
 
     def all_settings(self) -> tuple[Setting[Any], ...]:
         """Return all variables that tests and ranks read."""

@@ -24,7 +24,6 @@ from torch_testing_ext.launch.verdict import Expected, Verdict
 
 from .aspect import in_force
 from .aspects import ASPECTS
-from .aspects.growth import GROWTH
 from .attempts import Host, RankAttempt, RanksEnd, TestPlan
 
 
@@ -117,11 +116,12 @@ class Session:
         """Wait for the ranks of the attempt, and complete what is known of their end."""
         assert self._attempt is not None
         end = self.host.judge(self._attempt)
-        aspects = self._aspects
-        if GROWTH not in aspects and any(report.claims for report in end.reports):
-            aspects = (*aspects, GROWTH)
-        for aspect in reversed(aspects):
-            end = aspect.finish(self._attempt, end)
+        has_claims = False
+        for report in end.reports:
+            has_claims = has_claims or bool(report.claims)
+        for aspect in reversed(ASPECTS):
+            if aspect in self._aspects or (aspect.follows_claims and has_claims):
+                end = aspect.finish(self._attempt, end)
         return self.host.complete(self._attempt, end)
 
 

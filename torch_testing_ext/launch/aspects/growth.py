@@ -36,8 +36,8 @@ class GrowthOfTests(Aspect):
     """Runs a test that claims a law of growth once more, as a whole world of twice the size."""
 
     name = "growth"
-    # Or if a rank claims a law: see `Session`.
     is_always_on = False
+    follows_claims = True
     gaps = MappingProxyType(
         {
             HostKind.OWN: "such a rank has no account, in which it could claim a law",
