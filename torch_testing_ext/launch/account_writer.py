@@ -12,7 +12,7 @@ from os import getpid
 from pathlib import Path
 from types import FrameType
 
-from torch_testing_ext._collectives.records.growth import GrowthClaim
+from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._process import system
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import DESCRIPTORS_CLOSED

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch_testing_ext._collectives.records.growth import GrowthClaim
+from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.files import file_behind

@@ -166,11 +166,13 @@ class RankAttempt:
         directory: Path | None = None,
         variation: Any = None,
         told: set[Any] | None = None,
+        run_also: Callable[[Host, TestPlan, Any], None] | None = None,
     ):
         """`directory`: for its files, made by the caller; None makes one when needed. It is removed at the end.
 
         `variation`: what this run of a test tries that runs several times; None in the one that it begins with.
-        `told`: what runs of the test before it have told the user.
+        `told`: what runs of the test before it have told the user. `run_also`: runs the test in other ranks, as another
+        variation.
         """
         self.host = host
         self.plan = plan
@@ -179,6 +181,7 @@ class RankAttempt:
         self._directory = directory
         self.variation = variation
         self.told: set[Any] = set() if told is None else told
+        self.run_also = run_also
         # Variables of the ranks besides those of this process.
         self.environ: dict[str, str] = {}
         self.sanitize = Sanitize()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.records.growth import GrowthClaim
+from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._collectives.records.raw_records import RawRecord, do_members_agree
 from torch_testing_ext._process.ends import describe_exit

@@ -97,7 +97,9 @@ class Session:
 
     def _begin(self, directory: Path | None = None, variation: Any = None) -> None:
         self.close()
-        attempt = self._attempt = RankAttempt(self.host, self.plan, self._aspects, directory, variation, self._told)
+        attempt = self._attempt = RankAttempt(
+            self.host, self.plan, self._aspects, directory, variation, self._told, self._run_also
+        )
         try:
             attempt.prepare()
             self.host.start(attempt)
@@ -124,10 +126,17 @@ class Session:
                 end = aspect.finish(self._attempt, end)
         return self.host.complete(self._attempt, end)
 
+    def _run_also(self, host: Host, plan: TestPlan, variation: Any) -> None:
+        """Run the test once more in other ranks, for an aspect that finds this `variation`."""
+        _run(Session(host, plan, told=self._told, variation=variation))
+
 
 def run(host: Host, plan: TestPlan) -> Verdict:
     """Run a test in ranks, and return the verdict on all of them."""
-    session = Session(host, plan)
+    return _run(Session(host, plan))
+
+
+def _run(session: Session) -> Verdict:
     try:
         session.begin()
         return session.finish()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, updated
-from torch_testing_ext._collectives.records.growth import GrowthClaim
+from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupRecord, RankRecord
 from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder

@@ -52,7 +52,7 @@ class GrowthOfTests(Aspect):
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
         from dataclasses import replace
 
-        from torch_testing_ext._collectives.records.growth import largest_of, why_not_kept
+        from torch_testing_ext._collectives.records.growth_laws import largest_of, why_not_kept
         from torch_testing_ext._tests.outcomes import TestOutcome
         from torch_testing_ext.launch.verdict import Verdict
 
@@ -84,7 +84,6 @@ def _in_larger_world(attempt: RankAttempt, claims: int) -> tuple[Sequence[RankRe
     from torch_testing_ext.launch.aspects.world import SIZE, WORLD
     from torch_testing_ext.launch.attempts import DeviceNeed
     from torch_testing_ext.launch.most_ranks import too_many_in_world
-    from torch_testing_ext.launch.session import Session
 
     plan, variation = attempt.plan, _Larger()
     size = plan.world_size * _TIMES
@@ -96,12 +95,8 @@ def _in_larger_world(attempt: RankAttempt, claims: int) -> tuple[Sequence[RankRe
             host = attempt.host.in_world(size)
             if host.kind is not HostKind.WORLD:
                 return (), WORLD.gaps.get(host.kind, _OF_SPAWN)
-            session = Session(host, plan, told=attempt.told, variation=variation)
-            try:
-                session.begin()
-                session.finish()
-            finally:
-                session.close()
+            assert attempt.run_also is not None
+            attempt.run_also(host, plan, variation)
         except unittest.SkipTest as skip:
             return (), str(skip)
     return variation.reports, ""

@@ -2,7 +2,7 @@
 
 import unittest
 
-from torch_testing_ext._collectives.records.growth import GrowthClaim, largest_of, why_not_kept
+from torch_testing_ext._collectives.records.growth_laws import GrowthClaim, largest_of, why_not_kept
 from torch_testing_ext.common_utils import run_tests
 
 
