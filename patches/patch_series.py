@@ -78,8 +78,11 @@ class TestRun:
 
     @property
     def failed(self) -> bool:
-        """Whether tests ran and failed; a file that cannot be imported proves nothing."""
-        return self.code != 0 and self.ran > 0
+        """Whether tests ran and did not pass: they failed, or skipped what the patch lets run.
+
+        A file that cannot be imported proves nothing.
+        """
+        return self.ran > 0 and not self.passed
 
 
 def load(directory: Path, version: str, with_old: bool = False) -> tuple[SeriesPatch, ...]:
@@ -219,7 +222,8 @@ class PatchProof:
         if not self.after.passed:
             return f"{what} does not pass after the patch\n{self.after.output}"
         tests = "1 test" if self.after.ran == 1 else f"{self.after.ran} tests"
-        return f"{what} fails before, and passes after ({tests}, {self.before.seconds + self.after.seconds:.0f} s)"
+        before = "skips" if self.before.code == 0 else "fails"
+        return f"{what} {before} before, and passes after ({tests}, {self.before.seconds + self.after.seconds:.0f} s)"
 
 
 def check(

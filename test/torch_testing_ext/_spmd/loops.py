@@ -1177,7 +1177,9 @@ def dropping_layers(parallel):
         optimizer.zero_grad()
         loss = (model(batch[0], is_kept) - batch[1]).pow(2).mean()
         loss.backward()
-        norms = [] if all(is_kept) else [param.grad.norm() for param in model.parameters()]
+        # A layer that no rank has used has none.
+        grads = [] if all(is_kept) else [param.grad for param in model.parameters() if param.grad is not None]
+        norms = [grad.norm() for grad in grads]
         optimizer.step()
         return loss.detach(), norms
 
