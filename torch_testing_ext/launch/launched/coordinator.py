@@ -61,23 +61,25 @@ class Coordinator(threading.Thread):
         self._round = RoundState(1, self._world_size, {}, self._last_reports, self._absent)
         # The lease of the round's port.
         self._lease = ExitStack()
-        self._own_socket = own
         self._own = self._admit(own)
         self._is_closed = False
+        # The thread waits for events: the end of this connection is one, whatever has become of those to ranks.
+        self._wake, self._woken = socket.socketpair()
+        self._loop.listen(self._woken, lambda: None)
 
     def close(self) -> None:
         """End the thread, its connections and its store: otherwise they live as long as the process."""
         self._is_closed = True
-        # The thread waits for events: this is one.
         with suppress(OSError):
-            self._own_socket.shutdown(socket.SHUT_RDWR)
+            self._wake.shutdown(socket.SHUT_RDWR)
         self.join()
         self.forget()
         self._store = None
 
     def forget(self) -> None:
         """In a forked child: leave the connections to the process that has the coordinator."""
-        self._listener.close()
+        for sock in (self._listener, self._wake, self._woken):
+            sock.close()
         for channel in (*self._ranks.values(), self._own):
             channel.close()
 

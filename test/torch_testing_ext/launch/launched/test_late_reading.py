@@ -2,12 +2,14 @@
 
 import queue
 import socket
+import threading
 import time
 import unittest
 import uuid
 from unittest import mock
 
 from torch_testing_ext._process.channels import Channel
+from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.launch import Case, RankEnding, Verdict
@@ -65,6 +67,30 @@ class CoordinatorTest(unittest.TestCase):
             self.ranks[0].send(message)
             (answer,) = self.ranks[0].receive()
         return answer
+
+    def test_the_end_after_its_own_rank_has_left(self) -> None:
+        """The thread has seen that, and waits for what comes next, when it is closed."""
+        left = threading.Event()
+
+        def forget(self_: EventLoop, source: object) -> None:
+            forget_source(self_, source)
+            left.set()
+
+        forget_source = EventLoop.forget
+        with mock.patch.object(EventLoop, "forget", forget):
+            self.ranks[0].close()
+            self.assertTrue(left.wait(60))
+        step, waits = EventLoop._call_readable, threading.Event()
+
+        def call_readable(self_: EventLoop, seconds: float | None) -> bool:
+            waits.set()
+            return step(self_, seconds)
+
+        with mock.patch.object(EventLoop, "_call_readable", call_readable):
+            self.ranks[1].send(BEGINS)
+            self.assertTrue(waits.wait(60))
+        self.coordinator.close()
+        self.assertFalse(self.coordinator.is_alive())
 
     def test_the_begin_of_a_test(self) -> None:
         self.assertIsInstance(self.keep_after(BEGINS), Round)
