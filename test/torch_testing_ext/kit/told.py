@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,7 @@ from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import sanitize
 
 from .outcomes import outcome_of
-from .ranks import Ranks
+from .ranks import Ranks, wait_for
 
 LEVELS = {1: (), 2: ("default",)}
 _OF_RANKS = re.compile(r"# (ranks? [\d, -]+\d)$")
@@ -101,9 +102,17 @@ def _run(program: Program, level: int) -> Any:
     def runs(self: Any) -> None:
         if program.joins:
             self.join_group()
+            _meet(self)
         program.body(self)
 
     return sanitize(*LEVELS[level])(runs) if level > 1 else runs
+
+
+def _meet(test: Any) -> None:
+    """Wait until all ranks have joined the group: one that still does when another aborts has not called anything."""
+    files = [Path(f"{test.file_name}.joined{rank}") for rank in range(test.world_size)]
+    files[test.rank].touch()
+    wait_for(lambda: all(file.exists() for file in files))
 
 
 def check_told(test: Any, programs: Programs, program: Program, level: int) -> None:
