@@ -4,7 +4,7 @@
 
 prints for each of these parts the names of its failed tests and the end of each failure, from the JUnit XML of that
 part; of a part without a failed test, such as lint, the end of its log. So the end of a long output shows the failures
-of all parts.
+of all parts. `python3 .ci/failures.py build/ci --names test` prints the names alone.
 """
 
 from __future__ import annotations
@@ -109,5 +109,13 @@ def describe(results: Path, parts: Sequence[str]) -> list[str]:
     return lines
 
 
+def main(folder: str, *words: str) -> None:
+    results = Path(folder)
+    if words[0] == "--names":
+        print("\n".join(test.title for part in words[1:] for test in failed_tests(results / f"{part}.xml")))
+    else:
+        print("\n".join(describe(results, words)))
+
+
 if __name__ == "__main__":
-    print("\n".join(describe(Path(sys.argv[1]), sys.argv[2:])))
+    main(*sys.argv[1:])

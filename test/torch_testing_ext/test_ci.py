@@ -85,6 +85,34 @@ class CIRunTest(unittest.TestCase):
         code, lines = self.ran("main", main=f"{self.counts(0, 7, 0)}; {self.counts(1, 0, 0)}")
         self.assertEqual((code, lines[-1]), (0, "1 passed, 0 failed, 0 skipped"), lines)
 
+    @pytest.mark.slow
+    def test_failed_tests_run_again(self):
+        """Real runs of pytest: it keeps which tests have failed."""
+        (self.project / "test_it.py").write_text(
+            "import os, pathlib\n"
+            "def test_good(): pass\n"
+            "def test_flaky():\n"
+            "    seen = pathlib.Path('seen')\n"
+            "    if not seen.exists():\n"
+            "        seen.touch()\n"
+            "        raise ValueError('only at first')\n"
+            "def test_bad(): assert 'BAD' not in os.environ\n"
+        )
+        python = f"mkdir -p .venv/bin && ln -sf {sys.executable} .venv/bin/python"
+        run = '.venv/bin/python -m pytest -q test_it.py --junitxml="$CI_JUNIT"'
+        test = f"{python} && {run}; code=$?; {{}}; (exit $code)"
+        code, lines = self.ran("test", test=test.format(self.counts(2, 1, 0)))
+        self.assertEqual((code, lines[-1]), (0, "3 passed, 0 failed, 0 skipped"), lines)
+        (at,) = (number for number, line in enumerate(lines) if line.startswith("+ FLAKY"))
+        self.assertIn("  test_it.py::test_flaky", lines[at:])
+        self.assertIn("only at first", "\n".join(lines[at:]))
+        with mock.patch.dict(os.environ, CI_FLAKY="fail"):
+            code, lines = self.ran("test", test=test.format(self.counts(2, 1, 0)))
+        self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)
+        with mock.patch.dict(os.environ, BAD="1"):
+            code, lines = self.ran("test", test=test.format(self.counts(1, 2, 0)))
+        self.assertEqual((code, lines[-1]), (1, "1 passed, 2 failed, 0 skipped"), lines)
+
     def test_some_parts(self):
         code, lines = self.ran("test", main="false", test=self.counts(2, 0, 0), lint=1)
         self.assertEqual((code, lines[-1]), (0, "2 passed, 0 failed, 0 skipped"), lines)
