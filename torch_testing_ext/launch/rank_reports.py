@@ -164,6 +164,11 @@ def all_passed(reports: Sequence[RankReport]) -> bool:
     return all(report.ending is RankEnding.PASSED for report in reports)
 
 
+def any_claims(reports: Sequence[RankReport]) -> bool:
+    """Whether a rank has claimed something about larger worlds."""
+    return any(report.claims for report in reports)
+
+
 def add_recorders(reports: Sequence[RankReport], left: Sequence[RawRecord | None]) -> list[RankReport]:
     """Add the collectives that each rank left, unless all ranks passed and issued the same."""
     if all_passed(reports) and do_members_agree(left):

@@ -19,7 +19,7 @@ from typing import Any
 from torch_testing_ext.launch import launch_settings
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.launched_by import this_launch
-from torch_testing_ext.launch.rank_reports import RankReport
+from torch_testing_ext.launch.rank_reports import RankReport, any_claims
 from torch_testing_ext.launch.verdict import Expected, Verdict
 
 from .aspect import in_force
@@ -118,9 +118,7 @@ class Session:
         """Wait for the ranks of the attempt, and complete what is known of their end."""
         assert self._attempt is not None
         end = self.host.judge(self._attempt)
-        has_claims = False
-        for report in end.reports:
-            has_claims = has_claims or bool(report.claims)
+        has_claims = any_claims(end.reports)
         for aspect in reversed(ASPECTS):
             if aspect in self._aspects or (aspect.follows_claims and has_claims):
                 end = aspect.finish(self._attempt, end)

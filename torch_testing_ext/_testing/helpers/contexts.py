@@ -9,10 +9,12 @@ import io
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+
+from torch_testing_ext._process.temporary_variables import changed_environment as changed_environment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -153,22 +155,3 @@ def captured_output() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     """Capture the text that the block prints through sys.stdout and sys.stderr."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         yield out, err
-
-
-@contextlib.contextmanager
-def changed_environment(**values: str | None) -> Iterator[None]:
-    """Set variables (None: unset) for the length of a `with`, then restore them."""
-    before = {name: os.environ.get(name) for name in values}
-    _set(values)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value

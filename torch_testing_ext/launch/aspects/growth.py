@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._process.declarations import Setting, number
+from torch_testing_ext._process.temporary_variables import changed_environment
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
 
@@ -90,7 +89,7 @@ def _in_larger_world(attempt: RankAttempt, claims: int) -> tuple[Sequence[RankRe
     if why := too_many_in_world(size):
         return (), why
     plan = replace(plan, world_size=size, nodes=plan.nodes * _TIMES, devices=DeviceNeed(), faults=None, kinds=())
-    with _variables({SIZE.name: str(size), CLAIMS.name: str(claims)}):
+    with changed_environment(**{SIZE.name: str(size), CLAIMS.name: str(claims)}):
         try:
             host = attempt.host.in_world(size)
             if host.kind is not HostKind.WORLD:
@@ -100,21 +99,6 @@ def _in_larger_world(attempt: RankAttempt, claims: int) -> tuple[Sequence[RankRe
         except unittest.SkipTest as skip:
             return (), str(skip)
     return variation.reports, ""
-
-
-@contextmanager
-def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set variables, for the ranks that start meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 GROWTH = GrowthOfTests()
