@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from torch_testing_ext._process.declarations import Setting, number
-from torch_testing_ext._process.temporary_variables import changed_environment
 from torch_testing_ext.launch.aspect import Aspect
 from torch_testing_ext.launch.host_kinds import HostKind
 
@@ -80,6 +79,7 @@ def _in_larger_world(attempt: RankAttempt, claims: int) -> tuple[Sequence[RankRe
     import unittest
     from dataclasses import replace
 
+    from torch_testing_ext._process.temporary_variables import changed_environment
     from torch_testing_ext.launch.aspects.world import SIZE, WORLD
     from torch_testing_ext.launch.attempts import DeviceNeed
     from torch_testing_ext.launch.most_ranks import too_many_in_world
