@@ -23,10 +23,14 @@ _KINDS = ("GENERIC", "ACCELERATOR", *_DEVICES)
 
 def violations(path: Path, source: bytes, checkout: Path) -> tuple[str, ...]:
     """What the linter of a checkout would say of a test file with this path there. Older ones have no such linter."""
-    linter = checkout / _LINTER
-    listed = linter.with_name("test_linter_allowlist.json")
-    is_exempt = listed.is_file() and path.as_posix() in json.loads(listed.read_text(encoding="utf-8"))
-    return () if is_exempt or not linter.is_file() else tuple(broken_rules(source))
+    is_judged = (checkout / _LINTER).is_file() and path.as_posix() not in exempt(checkout)
+    return tuple(broken_rules(source)) if is_judged else ()
+
+
+def exempt(checkout: Path) -> frozenset[str]:
+    """The files of a checkout that need not follow the rules yet."""
+    listed = (checkout / _LINTER).with_name("test_linter_allowlist.json")
+    return frozenset(json.loads(listed.read_text(encoding="utf-8"))) if listed.is_file() else frozenset()
 
 
 def broken_rules(source: bytes) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
     python patches/pytorch_paths.py --pytorch CHECKOUT    # record them anew, for a checkout of PyTorch's `main`
 
-`pytorch_paths.json` holds the record: by path, where the file was seen last, or null if PyTorch has it no more.
+`pytorch_paths.json` holds the record: by path, where the file was seen last, or null if PyTorch has it no more; and the
+suites that PyTorch's TEST_LINTER exempts from its rules.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import hardware_rules
 
 HERE = Path(__file__).parent
 RECORD = HERE / "pytorch_paths.json"
@@ -32,10 +35,18 @@ def named() -> dict[str, set[str]]:
     return by_path
 
 
+def suites() -> Iterator[Path]:
+    """Our files of tests at PyTorch's paths."""
+    return (file for file in sorted(SUITES.rglob("test_*.py")) if "properties" not in file.parts)
+
+
+def path_of(suite: Path) -> str:
+    """The path of a suite in PyTorch."""
+    return f"test/distributed/{suite.relative_to(SUITES).as_posix()}"
+
+
 def _names() -> Iterator[tuple[str, str]]:
-    for file in sorted(SUITES.rglob("test_*.py")):
-        if "properties" not in file.parts:
-            yield f"test/distributed/{file.relative_to(SUITES).as_posix()}", "suite"
+    yield from ((path_of(file), "suite") for file in suites())
     for file in sorted((HERE / "test-suite").glob("[0-9]*.py")):
         yield from ((path, file.name) for path in _FILE_OF_EDIT.findall(file.read_text(encoding="utf-8")))
     for file in sorted((HERE / "tests").glob("test_*.py")):
@@ -49,7 +60,9 @@ def record(checkout: Path) -> dict[str, object]:
     shown = ["git", "-C", str(checkout), "show", "--no-patch", "--format=%H %cs", "HEAD"]
     commit, date = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.split()
     paths = {path: commit if (checkout / path).is_file() else None for path in sorted(named())}
-    return {"recorded": datetime.date.today().isoformat(), "of": f"pytorch/pytorch, {date}", "paths": paths}
+    exempt = sorted({path_of(file) for file in suites()} & hardware_rules.exempt(checkout))
+    today = datetime.date.today().isoformat()
+    return {"recorded": today, "of": f"pytorch/pytorch, {date}", "paths": paths, "exempt": exempt}
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from kit.files import FolderCase
 SERIES = Path(__file__).parents[3] / "patches"
 sys.path.insert(0, str(SERIES))
 
+import hardware_rules  # noqa: E402
 import pytorch_paths  # noqa: E402
 
 # PyTorch has deleted them; docs/contribute/suites.md says where their tests went.
@@ -40,9 +41,23 @@ class PytorchPathsTest(FolderCase):
         for path in gone:
             self.assertIn(f"| `{Path(path).stem}` | gone", page)
 
+    def test_suites_keep_the_rules_for_devices_or_are_exempt(self):
+        """A suite that PyTorch's list drops, or a new one, declares what its classes need."""
+        record = json.loads(pytorch_paths.RECORD.read_text())
+        broken = {
+            pytorch_paths.path_of(suite): rules
+            for suite in pytorch_paths.suites()
+            if (rules := list(hardware_rules.broken_rules(suite.read_bytes())))
+        }
+        unsent = GONE | set(record["exempt"])
+        self.assertEqual({path: rules for path, rules in broken.items() if path not in unsent}, {})
+        self.assertLessEqual(unsent, set(broken), "these need no exemption")
+
     def test_a_checkout_without_a_file(self):
         for path in sorted(pytorch_paths.named())[1:]:
             self.write(path, "")
+        exempt = [pytorch_paths.path_of(suite) for suite in pytorch_paths.suites()][:2]
+        self.write("tools/linter/adapters/test_linter_allowlist.json", json.dumps([*exempt, "test/test_x.py"]))
         git = ["git", "-C", str(self.root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
         subprocess.run([*git, "init", "-q"], check=True)
         subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
@@ -51,7 +66,9 @@ class PytorchPathsTest(FolderCase):
             self.assertEqual(pytorch_paths.main(["--pytorch", str(self.root)]), 0)
         first = sorted(pytorch_paths.named())[0]
         self.assertIn(f"gone: {first}, named by 0003-ddp-2d-compare-parameters.py", said.getvalue())
-        paths = json.loads((self.root / "record.json").read_text())["paths"]
+        record = json.loads((self.root / "record.json").read_text())
+        self.assertEqual(record["exempt"], exempt)
+        paths = record["paths"]
         self.assertIsNone(paths.pop(first))
         self.assertEqual(len(set(paths.values())), 1)
 
