@@ -21,8 +21,9 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._testing.helpers import expectations
 
 from . import worker, worker_messages
+from .file_import import how_to_import
 from .fork_parent import ForkParent
-from .loaded_file import FileSkips, LoadedFile, how_to_import
+from .loaded_file import FileSkips, LoadedFile
 
 # The exit code of a child that has queried accelerators while it listed the tests.
 _QUERIED_ACCELERATORS = 3

@@ -16,7 +16,8 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext.runner.load_as import FilesFound, LoadAs
 
-from .pytest_collection import Adapter, explain_error, make_config, own_streams
+from .errors_of_pytest import explain_error
+from .pytest_collection import Adapter, make_config, own_streams
 from .worker_messages import FindFiles, Nothing
 
 

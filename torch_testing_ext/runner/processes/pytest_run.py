@@ -30,8 +30,9 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.launch.failure_views import view_of_error
 
-from . import pytest_items
-from .pytest_collection import Collection, explain_error
+from . import pytest_items, shared_fixtures
+from .errors_of_pytest import explain_error
+from .pytest_collection import Collection
 from .unit_reports import Send, UnitReports
 from .worker_messages import FromWorker, UnitSpec, WorkerBroke
 
@@ -226,10 +227,11 @@ class _Loop:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
         """Say which tests wait for a fixture that they share."""
-        if fixturedef.scope == "function" or pytest_items.does_nothing(fixturedef, getattr(request.node, "obj", None)):
+        owner = getattr(request.node, "obj", None)
+        if fixturedef.scope == "function" or shared_fixtures.does_nothing(fixturedef, owner):
             return (yield)
         numbers = [number for number, item in self._tests if fixturedef in _definitions(item)]
-        self.reports.shared_fixture_began(pytest_items.name_of_fixture(fixturedef, request.node), tuple(numbers))
+        self.reports.shared_fixture_began(shared_fixtures.name_of_fixture(fixturedef, request.node), tuple(numbers))
         try:
             return (yield)
         finally:

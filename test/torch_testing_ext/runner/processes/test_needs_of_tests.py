@@ -10,7 +10,8 @@ from kit.project import Project
 
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.runner import events, model
-from torch_testing_ext.runner.processes.loaded_file import NamedTest, describe
+from torch_testing_ext.runner.processes.names_of_tests import NamedTest
+from torch_testing_ext.runner.processes.needs_of_tests import describe
 from torch_testing_ext.runner.scheduling.leases import slots_of
 from torch_testing_ext.upstream import drop_in
 
