@@ -7,9 +7,11 @@ import typing as _typing
 
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.flags import flag as flag
-from torch_testing_ext._testing.bases import device_type_tests as _device_type
+from torch_testing_ext._testing.bases import types_of_device as _types_of_device
+from torch_testing_ext._testing.bases.device_type_base import DeviceTypeTestBase as DeviceTypeTestBase
 from torch_testing_ext._testing.bases.device_type_tests import *
 from torch_testing_ext._testing.bases.test_case import TestCase as TestCase
+from torch_testing_ext._testing.bases.types_of_device import *
 from torch_testing_ext._testing.marks.capabilities import (
     Capability as Capability,
     requires_capabilities as requires_capabilities,
@@ -97,12 +99,12 @@ from torch_testing_ext._testing.marks.skips_by_device_type import (
 )
 
 if _typing.TYPE_CHECKING:
-    device_type_test_bases: list[type[_device_type.DeviceTypeTestBase]]
+    device_type_test_bases: list[type[DeviceTypeTestBase]]
 
 
 def __getattr__(name: str) -> _typing.Any:
     if name == "device_type_test_bases":
-        return _device_type.get_device_type_test_bases()
+        return _types_of_device.get_device_type_test_bases()
     if name == "NATIVE_DEVICES":
         return _native_devices()
     try:

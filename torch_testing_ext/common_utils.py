@@ -19,15 +19,15 @@ from torch_testing_ext._machine.random_state import (
     freeze_rng_state as freeze_rng_state,
     set_rng_seed as set_rng_seed,
 )
-from torch_testing_ext._testing.bases.device_type_tests import (
-    is_privateuse1_backend_available as is_privateuse1_backend_available,
-    remove_device_and_dtype_suffixes as remove_device_and_dtype_suffixes,
-)
 from torch_testing_ext._testing.bases.run_tests import run_tests as run_tests
 from torch_testing_ext._testing.bases.test_case import (
     NoTest as NoTest,
     TestCase as TestCase,
     TestCaseBase as TestCaseBase,
+)
+from torch_testing_ext._testing.bases.types_of_device import (
+    is_privateuse1_backend_available as is_privateuse1_backend_available,
+    remove_device_and_dtype_suffixes as remove_device_and_dtype_suffixes,
 )
 from torch_testing_ext._testing.helpers.backend_settings import (
     Function as Function,

@@ -12,9 +12,10 @@ import pytest
 from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, NAME
 
-from .class_marks import has_size_as_argument, mark_for
+from .class_marks import mark_for
 from .classes import DistributedTest
 from .fixtures import fixtures_in, refuse_in_ranks
+from .world_sizes import has_size_as_argument
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -40,7 +40,7 @@ class FakeTestBase(kit.DeviceTypeTestBase):
 def instantiate(generic: type, **options: Any) -> dict[str, type]:
     """The classes for CPU and the fake device, by name."""
     scope: dict[str, Any] = {generic.__name__: generic}
-    with mock.patch("torch_testing_ext._testing.bases.device_type_tests.get_device_type_test_bases") as bases:
+    with mock.patch("torch_testing_ext._testing.bases.types_of_device.get_device_type_test_bases") as bases:
         bases.return_value = [kit.CPUTestBase, FakeTestBase]
         kit.instantiate_device_type_tests(generic, scope, **options)
     return scope
