@@ -53,9 +53,9 @@ def describe(named: NamedTest, file: str, devices: int) -> Test:
 
 def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
     """A test that pytest runs; if unittest would run it, too, both may say what it needs."""
-    from . import needs_of_items, pytest_items
+    from . import pytest_items
 
-    item = needs_of_items.describe(named.test, TestId(file, named.cls, named.method), devices)
+    item = _describe_item(named.test, TestId(file, named.cls, named.method), devices)
     test_case = pytest_items.test_case(named.test.item)
     if test_case is None:
         return item
@@ -73,6 +73,54 @@ def _describe_pytest(named: NamedTest, file: str, devices: int) -> Test:
         skip=case.skip if item.skip is None else item.skip,
         line=case.line or item.line,
     )
+
+
+def _describe_item(test: PytestTest, name: TestId, available: int) -> Test:
+    """A test by its marks and decorators alone."""
+    from torch_testing_ext._pytest_ranks.marks import SPEC
+    from torch_testing_ext._testing.marks import needs
+    from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT, WHOLE_WORLD
+
+    item = test.item
+    function = getattr(item, "function", None)
+    cls = getattr(item, "cls", None)
+    declared = [*needs.needs_of(function), *needs.needs_of(cls)]
+    devices = needs.declared(declared, available)
+    timeout = getattr(function, TIMEOUT, None) or getattr(cls, TIMEOUT, None)
+    world_size = 1
+    backend = None
+    spec = item.stash.get(SPEC, None)
+    if spec is not None:
+        world_size = spec.world_size
+        devices = max(devices, spec.on(available).devices)
+        backend = spec.backend
+        timeout = spec.timeout or timeout or item.config.getoption("rank_timeout", None)
+    if item.get_closest_marker("layouts") is not None:
+        from torch_testing_ext._pytest_ranks import layouts_of_tests
+
+        world_size = layouts_of_tests.most_ranks_of(item)
+    skip = item.get_closest_marker("skip")
+    return Test(
+        name,
+        world_size=world_size,
+        devices=devices,
+        of_devices=DeviceNeeds.of_all(need.of_devices for need in declared),
+        backend=backend,
+        timeout=timeout,
+        has_ranks=spec is not None or world_size > 1,
+        is_whole_world=hasattr(function, WHOLE_WORLD),
+        together=test.together,
+        skip=_reason_of(skip) if skip is not None else None,
+        marks=tuple(sorted({mark.name for mark in item.iter_markers()})),
+        line=test.line,
+    )
+
+
+def _reason_of(mark: Any) -> str:
+    reason = mark.kwargs.get("reason")
+    if not reason and mark.args:
+        reason = mark.args[0]
+    return str(reason or "unconditional skip")
 
 
 def _method(test: Any) -> Any:
