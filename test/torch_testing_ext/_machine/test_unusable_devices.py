@@ -17,7 +17,7 @@ from torch_testing_ext._machine import accelerators, cuda, flags
 from torch_testing_ext._process import ends, fork_safety
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._torch.devices import cuda_state, first_accelerator_use
-from torch_testing_ext.runner.processes import preloaded_server, worker_messages
+from torch_testing_ext.runner.processes import fork_parent_messages, preloaded_server
 
 TOO_OLD = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
@@ -71,9 +71,9 @@ def counted():
     own, other = socket_pair()
     pid = fork_safety.fork()
     if pid == 0:
-        preloaded_server._count_devices(Channel(other, worker_messages.Nothing))
+        preloaded_server._count_devices(Channel(other, fork_parent_messages.Nothing))
     other.close()
-    channel = Channel(own, worker_messages.DevicesCounted)
+    channel = Channel(own, fork_parent_messages.DevicesCounted)
     (answer,) = channel.receive()
     channel.close()
     return answer, ends.wait_for_exit(pid)

@@ -22,7 +22,7 @@ from torch_testing_ext._process.terminal import NAME_OF_TEST, TERMINAL_VARIABLE
 from torch_testing_ext.runner import aspects_of_run
 from torch_testing_ext.runner.model import Attempt, Lease, Test, Unit
 from torch_testing_ext.runner.options import Options
-from torch_testing_ext.runner.processes import worker_messages
+from torch_testing_ext.runner.processes import fork_parent_messages, supervisor_messages, unit_spec, worker_messages
 from torch_testing_ext.runner.processes.file_handle import FileHandle
 from torch_testing_ext.runner.processes.file_processes import FileProcesses
 
@@ -207,7 +207,7 @@ class RunningUnit:
         environ: Mapping[str, str],
         command: str,
         show_command: str,
-    ) -> worker_messages.UnitSpec:
+    ) -> unit_spec.UnitSpec:
         """Describe the unit for its worker, and make its folder."""
         directory = self._files.directory / f"unit{self.unit.number}"
         # A test may have emptied the folder for temporary files.
@@ -219,7 +219,7 @@ class RunningUnit:
         variables = {**environ, LOGS: str(ranks)}
         if TERMINAL_VARIABLE in environ:
             variables[TERMINAL_VARIABLE] = environ[TERMINAL_VARIABLE].replace(NAME_OF_TEST, names[0])
-        return worker_messages.UnitSpec(
+        return unit_spec.UnitSpec(
             self.unit.number,
             str(self._file.path),
             self._file.load_as,
@@ -243,18 +243,18 @@ class RunningUnit:
     def end(self, cause: EndCause) -> None:
         """Escalate: SIGTERM, then SIGKILL."""
         if self.cause is EndCause.ITSELF:
-            self._ask_to_end(_Ending(cause), worker_messages.AboutWorker.END)
+            self._ask_to_end(_Ending(cause), supervisor_messages.AboutWorker.END)
 
     def kill(self) -> None:
-        self._ask_to_end(_Ending(EndCause.INTERRUPTED), worker_messages.AboutWorker.KILL)
+        self._ask_to_end(_Ending(EndCause.INTERRUPTED), supervisor_messages.AboutWorker.KILL)
 
     def end_for_memory(self, why: str, for_others: bool) -> None:
         """End it at once, since the node's memory is nearly used up. `for_others`: they have some of it, too."""
         if self.cause is EndCause.ITSELF:
             ending = _Ending(EndCause.MEMORY, why, for_others)
-            self._ask_to_end(ending, worker_messages.AboutWorker.KILL)
+            self._ask_to_end(ending, supervisor_messages.AboutWorker.KILL)
 
-    def _ask_to_end(self, ending: _Ending, request: worker_messages.AboutWorker) -> None:
+    def _ask_to_end(self, ending: _Ending, request: supervisor_messages.AboutWorker) -> None:
         self._ending = ending
         self._deadlines.close()
         if not self._processes.are_left:
@@ -274,7 +274,7 @@ class RunningUnit:
         """Ask for the stacks of all of its processes, as far as they have not been read."""
         self._stacks_wanted.append(answer)
         if self._processes is _Processes.WATCHED:
-            self._supervisor.channel.send(worker_messages.AboutWorker.TAKE_STACKS)
+            self._supervisor.channel.send(supervisor_messages.AboutWorker.TAKE_STACKS)
         else:
             self._stacks_taken()
 
@@ -336,7 +336,7 @@ class RunningUnit:
             case worker_messages.FixtureEnded() if self._log.running is not None:
                 # The test that set it up has its own time now.
                 self._begin_deadline(self._log.running)
-            case worker_messages.PreloadModules(modules):
+            case fork_parent_messages.PreloadModules(modules):
                 self._file.add_preload_hints(modules)
 
     def _begin_deadline(self, number: int, least: float = 0.0) -> None:
@@ -349,14 +349,14 @@ class RunningUnit:
         seconds = max(least, self._deadlines.time_to_end(test))
         self._deadlines.begin(seconds, when_slow)
 
-    def _supervisor_said(self, message: worker_messages.FromSupervisor) -> None:
+    def _supervisor_said(self, message: supervisor_messages.FromSupervisor) -> None:
         """Handle what the supervisor reports; the end of the worker ends the unit."""
         match message:
-            case worker_messages.StacksTaken():
+            case supervisor_messages.StacksTaken():
                 self._stacks_taken()
-            case worker_messages.SupervisorWatches(pid):
+            case supervisor_messages.SupervisorWatches(pid):
                 self._supervisor_pid = pid
-            case worker_messages.WorkerEnded(status):
+            case supervisor_messages.WorkerEnded(status):
                 self._processes = _Processes.GONE
                 self._conclude(
                     WorkerExit(

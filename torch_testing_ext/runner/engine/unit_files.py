@@ -16,7 +16,7 @@ from torch_testing_ext._process.logs import read_ends
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.watching import rank_lanes
 from torch_testing_ext.runner.model import RankLog
-from torch_testing_ext.runner.processes import worker_messages
+from torch_testing_ext.runner.processes import unit_spec, worker_messages
 
 _RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
 
@@ -24,7 +24,7 @@ _RANK_FILE = re.compile(r"rank(\d+)\.(log|stacks)$")
 class UnitFiles:
     """The files that the processes of a unit write, read as they grow."""
 
-    def __init__(self, spec: worker_messages.UnitSpec):
+    def __init__(self, spec: unit_spec.UnitSpec):
         self.spec = spec
         # The length of each that has been read as new.
         self._read: dict[Path, int] = {}

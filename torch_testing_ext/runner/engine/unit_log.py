@@ -17,7 +17,7 @@ from torch_testing_ext._process.ends import SIGTERM_DID_NOT_END_IT, describe_exi
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, TestEnd, Unit
-from torch_testing_ext.runner.processes import worker_messages
+from torch_testing_ext.runner.processes import fork_parent_messages, worker_messages
 
 
 class EndCause(enum.Enum):
@@ -123,7 +123,7 @@ class UnitLog:
                 self._note_leftovers(left)
             case worker_messages.WorkerBroke(text):
                 self.broke = text
-            case worker_messages.PreloadModules():
+            case fork_parent_messages.PreloadModules():
                 pass  # the process of the file takes it
             case _:
                 unexpected(message)

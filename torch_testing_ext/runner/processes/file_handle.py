@@ -23,7 +23,7 @@ from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId
 
-from . import worker_messages
+from . import fork_parent_messages, supervisor_messages, unit_spec
 from .preloaded_client import PreloadedServerClient
 
 FILE_IMPORT_TIMEOUT = 120.0
@@ -74,7 +74,7 @@ class SupervisorHandle:
 
     # The number of its first unit, by which its parent knows it.
     number: int
-    channel: Channel[worker_messages.FromSupervisor]
+    channel: Channel[supervisor_messages.FromSupervisor]
 
 
 @dataclass(eq=False)
@@ -116,9 +116,9 @@ class FileHandle:
         assert self.state is FileState.CLOSED
         # Or OSError: the next unit tries again.
         ours, theirs = socket_pair()
-        channel: Channel[worker_messages.FromFile] = Channel(ours, worker_messages.FromFile)
+        channel: Channel[fork_parent_messages.FromFile] = Channel(ours, fork_parent_messages.FromFile)
         request = partial(
-            worker_messages.OpenFile,
+            fork_parent_messages.OpenFile,
             root=str(self.preloaded_server.root),
             path=str(self.path),
             file=self.name,
@@ -144,25 +144,25 @@ class FileHandle:
 
     # -- messages
 
-    def _on_message(self, process: _Process, message: worker_messages.FromFile) -> None:
+    def _on_message(self, process: _Process, message: fork_parent_messages.FromFile) -> None:
         """Handle what the process of the file reports."""
         match message:
-            case worker_messages.FileTests(tests, not_run, warnings):
+            case fork_parent_messages.FileTests(tests, not_run, warnings):
                 self.contents = FileContents(
                     tests, not_run, unsafe=self.contents.unsafe, of_import=warnings, is_listed=True
                 )
-            case worker_messages.FileSkipped(reason, want):
+            case fork_parent_messages.FileSkipped(reason, want):
                 self._become_skipped(reason, want)
-            case worker_messages.FileReady():
+            case fork_parent_messages.FileReady():
                 self._become(FileState.READY)
                 self._start_waiting()
-            case worker_messages.FileUnsafe(why):
+            case fork_parent_messages.FileUnsafe(why):
                 self._become(FileState.UNSAFE)
                 slow = f"each test of {self.name} runs in a new interpreter, which takes seconds, because {why}"
                 self.contents = dataclasses.replace(self.contents, unsafe=slow)
-            case worker_messages.FileBroken(failure):
+            case fork_parent_messages.FileBroken(failure):
                 self._break(failure)
-            case worker_messages.ChildGone(number):
+            case fork_parent_messages.ChildGone(number):
                 self.preloaded_server.note_progress()
                 for supervisor in [supervisor for supervisor in process.free if supervisor.number == number]:
                     process.free.remove(supervisor)
@@ -231,7 +231,7 @@ class FileHandle:
     def add_preload_hints(self, modules: tuple[str, ...]) -> None:
         """Have modules that a unit had to import itself preloaded for the next units."""
         if self._process is not None and self.state is FileState.READY:
-            self._process.channel.send(worker_messages.PreloadModules(modules))
+            self._process.channel.send(fork_parent_messages.PreloadModules(modules))
             self._dismiss(self._process)
 
     def _dismiss(self, process: _Process) -> None:
@@ -243,7 +243,7 @@ class FileHandle:
 
     def start(
         self,
-        unit: worker_messages.UnitSpec,
+        unit: unit_spec.UnitSpec,
         worker: socket,
         gone: Gone,
         locks: tuple[int, ...] = (),
@@ -258,7 +258,7 @@ class FileHandle:
         if self._process is not None and self._process.free:
             supervisor = self._process.free.pop()
             with worker:
-                request = worker_messages.StartUnit(supervisor.number, unit)
+                request = fork_parent_messages.StartUnit(supervisor.number, unit)
                 fds = (worker.fileno(), *locks)
                 self._process.units.request(supervisor.number, gone, supervisor.channel, request, *fds)
             return supervisor
@@ -267,7 +267,7 @@ class FileHandle:
         if self.state is not FileState.OPENING:
             # If it is, the unit starts when the file has been imported.
             self._start_waiting()
-        return SupervisorHandle(unit.number, Channel(ours, worker_messages.FromSupervisor))
+        return SupervisorHandle(unit.number, Channel(ours, supervisor_messages.FromSupervisor))
 
     def _start_waiting(self) -> None:
         waiting = self._waiting
@@ -276,18 +276,18 @@ class FileHandle:
             start()
 
     def _start(
-        self, unit: worker_messages.UnitSpec, supervisor: socket, worker: socket, gone: Gone, locks: tuple[int, ...]
+        self, unit: unit_spec.UnitSpec, supervisor: socket, worker: socket, gone: Gone, locks: tuple[int, ...]
     ) -> None:
         """Start a unit with another supervisor."""
         with supervisor, worker:
             fds = (supervisor.fileno(), worker.fileno(), *locks)
             match self.state:
                 case FileState.UNSAFE:
-                    request = partial(worker_messages.StartUnit, unit=unit)
+                    request = partial(fork_parent_messages.StartUnit, unit=unit)
                     self._interpreters[unit.number] = self.preloaded_server.start_child(request, gone, *fds)
                 case FileState.READY if self._process is not None:
                     self._process.fresh.add(unit.number)
-                    start = worker_messages.StartUnit(unit.number, unit)
+                    start = fork_parent_messages.StartUnit(unit.number, unit)
                     self._process.units.request(unit.number, gone, self._process.channel, start, *fds)
                 case _:
                     self.preloaded_server.loop.after(0.0, partial(gone, "could not be started"))
@@ -307,14 +307,14 @@ class FileHandle:
         if supervisor.number in self._interpreters:
             self.preloaded_server.kill(self._interpreters[supervisor.number])
         elif self._process is not None:
-            self._process.channel.send(worker_messages.Kill(supervisor.number))
+            self._process.channel.send(fork_parent_messages.Kill(supervisor.number))
 
 
 @dataclass(eq=False)
 class _Process:
     """One process of the file, and the units that it runs."""
 
-    channel: Channel[worker_messages.FromFile]
+    channel: Channel[fork_parent_messages.FromFile]
     # The preloaded server that has started the process, by its number.
     preloaded_server_start: int
     # The units, by the numbers of their supervisors.

@@ -20,7 +20,7 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._testing.helpers import expectations
 
-from . import worker, worker_messages
+from . import fork_parent_messages, unit_spec, worker
 from .file_import import how_to_import
 from .fork_parent import ForkParent
 from .loaded_file import FileSkips, LoadedFile
@@ -29,7 +29,7 @@ from .loaded_file import FileSkips, LoadedFile
 _QUERIED_ACCELERATORS = 3
 
 
-def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]) -> NoReturn:
+def run_and_exit(request: fork_parent_messages.OpenFile, channel: Channel[fork_parent_messages.ToFile]) -> NoReturn:
     """Be the process of a file: import it, list its tests, and serve its units."""
     os.chdir(request.root)
     try:
@@ -45,7 +45,7 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
         file = LoadedFile.load(request.path, request.load_as)
         file_reads.add_modules()
     except FileSkips as skip:
-        channel.send(worker_messages.FileSkipped(skip.reason, skip.want))
+        channel.send(fork_parent_messages.FileSkipped(skip.reason, skip.want))
         os._exit(0)
     except BaseException as error:
         channel.send(_broken(_explain(error, request.path), error))
@@ -59,16 +59,16 @@ def run_and_exit(request: worker_messages.OpenFile, channel: Channel[worker_mess
     imported_garbage.exempt_imported(garbage=2)
     unsafe = _list_tests(file, request, channel)
     if unsafe is not None:
-        channel.send(worker_messages.FileUnsafe(unsafe))
-    channel.send(worker_messages.FileReady())
+        channel.send(fork_parent_messages.FileUnsafe(unsafe))
+    channel.send(fork_parent_messages.FileReady())
     if unsafe is None:
         FileProcess(channel, file, frozenset(system.children(os.getpid()))).serve()
     os._exit(0)
 
 
-def _broken(text: str, error: BaseException | None = None) -> worker_messages.FileBroken:
+def _broken(text: str, error: BaseException | None = None) -> fork_parent_messages.FileBroken:
     site = next(iter(launch.sites_of(error)[-1:]), None) if error is not None else None
-    return worker_messages.FileBroken(FailureView.of_text(text, site))
+    return fork_parent_messages.FileBroken(FailureView.of_text(text, site))
 
 
 def _explain(error: BaseException, path: str) -> str:
@@ -93,8 +93,8 @@ def _is_of_tests(filename: str, path: str) -> bool:
 
 def _list_tests(
     file: LoadedFile,
-    request: worker_messages.OpenFile,
-    channel: Channel[worker_messages.ToFile],
+    request: fork_parent_messages.OpenFile,
+    channel: Channel[fork_parent_messages.ToFile],
 ) -> str | None:
     """Send all tests from a child, since that may query accelerators. Returns why not to fork this process, or None."""
     from torch_testing_ext._machine import accelerators
@@ -117,7 +117,7 @@ def _list_tests(
 
 
 def _send_tests_and_exit(
-    file: LoadedFile, request: worker_messages.OpenFile, channel: Channel[worker_messages.ToFile]
+    file: LoadedFile, request: fork_parent_messages.OpenFile, channel: Channel[fork_parent_messages.ToFile]
 ) -> NoReturn:
     """Be the child that lists the tests of a file."""
     code = 1
@@ -128,7 +128,7 @@ def _send_tests_and_exit(
         queried = accelerator_state.accelerator_is_in_bad_fork() and accelerators.device_may_exist()
         tests = file.listing(request.file, request.devices)
         not_run, warnings = file.list_not_run(request.file), file.warnings(request.file)
-        channel.send(worker_messages.FileTests(tests, not_run, warnings))
+        channel.send(fork_parent_messages.FileTests(tests, not_run, warnings))
         code = _QUERIED_ACCELERATORS if queried else 0
     except BaseException:
         traceback.print_exc()
@@ -137,26 +137,26 @@ def _send_tests_and_exit(
         os._exit(code)
 
 
-class FileProcess(ForkParent[worker_messages.ToFile]):
+class FileProcess(ForkParent[fork_parent_messages.ToFile]):
     """Serves the units of one test file."""
 
-    def __init__(self, channel: Channel[worker_messages.ToFile], file: LoadedFile, kept: frozenset[int]):
+    def __init__(self, channel: Channel[fork_parent_messages.ToFile], file: LoadedFile, kept: frozenset[int]):
         super().__init__(channel, kept)
         self._file = file
 
-    def on_request(self, message: worker_messages.ToFile) -> None:
+    def on_request(self, message: fork_parent_messages.ToFile) -> None:
         match message:
-            case worker_messages.StartUnit():
+            case fork_parent_messages.StartUnit():
                 self.start_unit(message, self._run_worker)
-            case worker_messages.PreloadModules(modules):
+            case fork_parent_messages.PreloadModules(modules):
                 self._preload(modules)
-            case worker_messages.Kill():
+            case fork_parent_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
 
     def _run_worker(
-        self, unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int
+        self, unit: unit_spec.UnitSpec, channel: Channel[fork_parent_messages.Nothing], log: int
     ) -> NoReturn:
         worker.run_and_exit(unit, lambda: self._file.tests, channel, log)
 
@@ -170,10 +170,10 @@ class FileProcess(ForkParent[worker_messages.ToFile]):
         why = accelerators.check_to_fork()
         if why:
             message = f"modules that its tests import leave a process unsafe to fork: {why}"
-            self.client.send(worker_messages.FileUnsafe(message))
+            self.client.send(fork_parent_messages.FileUnsafe(message))
 
 
-def start_interpreter(unit: worker_messages.UnitSpec, channel: Channel[worker_messages.Nothing], log: int) -> NoReturn:
+def start_interpreter(unit: unit_spec.UnitSpec, channel: Channel[fork_parent_messages.Nothing], log: int) -> NoReturn:
     """Turn a process into a new interpreter, whose worker imports its file itself."""
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -19,8 +19,8 @@ from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, Unit
 from torch_testing_ext.runner.options import CannotRun
 
 from .file_handle import FileHandle, FileState
+from .fork_parent_messages import CountDevices, DevicesCounted, FindFiles
 from .preloaded_client import PreloadedServerClient
-from .worker_messages import CountDevices, DevicesCounted, FindFiles
 
 Reads = dict[TestId, dict[str, str] | None]
 NOT_LISTED = "the file was selected, and nothing has said which tests it has"

@@ -16,7 +16,7 @@ from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.fork_host import Child, Exit, ForkHost
 
 from . import supervisor
-from .worker_messages import ChildGone, Kill, StartUnit
+from .fork_parent_messages import ChildGone, Kill, StartUnit
 
 Received = TypeVar("Received")
 

@@ -29,12 +29,7 @@ from torch_testing_ext._tests import system_refusals
 from torch_testing_ext.runner.options import CannotRun
 from torch_testing_ext.runner.warm.warm_client import WarmProcess, WarmServer
 
-from .worker_messages import (
-    ChildGone,
-    FromPreloadedServer,
-    Kill,
-    PreloadedServerReady,
-)
+from .fork_parent_messages import ChildGone, FromPreloadedServer, Kill, PreloadedServerReady
 
 PRELOADED_START_TIMEOUT = 300.0
 PRELOADED_QUIT_TIMEOUT = 5.0

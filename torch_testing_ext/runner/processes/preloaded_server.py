@@ -14,7 +14,7 @@ from torch_testing_ext._process import early_threads, file_reads, fork_safety, s
 from torch_testing_ext._process.channels import Channel
 from torch_testing_ext._process.messages import unexpected
 
-from . import worker_messages
+from . import fork_parent_messages
 from .file_process import run_and_exit, start_interpreter
 from .fork_parent import ForkParent
 
@@ -36,9 +36,9 @@ def main() -> NoReturn:
 
 def serve_run(fd: int, directory: str, unsafe: str | None) -> NoReturn:
     """Serve the run at the other end of a descriptor. `unsafe`: why this process cannot be forked."""
-    channel: Channel[worker_messages.ToPreloadedServer] = Channel.on(fd, worker_messages.ToPreloadedServer)
+    channel: Channel[fork_parent_messages.ToPreloadedServer] = Channel.on(fd, fork_parent_messages.ToPreloadedServer)
     preloaded_server = PreloadedServerProcess(channel)
-    channel.send(worker_messages.PreloadedServerReady(unsafe))
+    channel.send(fork_parent_messages.PreloadedServerReady(unsafe))
     preloaded_server.serve()
     # A client that was killed has not removed it. Without a check: getppid() shows that death only after a moment.
     shutil.rmtree(directory, ignore_errors=True)
@@ -64,41 +64,45 @@ def warm_up(modules: Iterable[str], collapse: bool) -> str | None:
     return f"{unsafe}. {early}" if unsafe and early else unsafe
 
 
-class PreloadedServerProcess(ForkParent[worker_messages.ToPreloadedServer]):
+class PreloadedServerProcess(ForkParent[fork_parent_messages.ToPreloadedServer]):
     """Serves the requests of the runner."""
 
-    def on_request(self, message: worker_messages.ToPreloadedServer) -> None:
+    def on_request(self, message: fork_parent_messages.ToPreloadedServer) -> None:
         """Fork the child that the runner asks for."""
         match message:
-            case worker_messages.OpenFile():
-                to_file: Channel[worker_messages.ToFile] = Channel.on(message.fds[0], worker_messages.ToFile)
+            case fork_parent_messages.OpenFile():
+                to_file: Channel[fork_parent_messages.ToFile] = Channel.on(message.fds[0], fork_parent_messages.ToFile)
                 self.start(message.number, partial(run_and_exit, message, to_file))
                 to_file.close()
-            case worker_messages.CountDevices():
-                to_counter: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
+            case fork_parent_messages.CountDevices():
+                to_counter: Channel[fork_parent_messages.Nothing] = Channel.on(
+                    message.fds[0], fork_parent_messages.Nothing
+                )
                 self.start(message.number, partial(_count_devices, to_counter))
                 to_counter.close()
-            case worker_messages.FindFiles():
-                to_finder: Channel[worker_messages.Nothing] = Channel.on(message.fds[0], worker_messages.Nothing)
+            case fork_parent_messages.FindFiles():
+                to_finder: Channel[fork_parent_messages.Nothing] = Channel.on(
+                    message.fds[0], fork_parent_messages.Nothing
+                )
                 self.start(message.number, partial(_find_files, message, to_finder))
                 to_finder.close()
-            case worker_messages.StartUnit():
+            case fork_parent_messages.StartUnit():
                 # A file that is not safe to fork.
                 self.start_unit(message, start_interpreter)
-            case worker_messages.Kill():
+            case fork_parent_messages.Kill():
                 raise AssertionError("Kill is carried out by ForkParent")
             case _:
                 unexpected(message)
 
 
-def _find_files(request: worker_messages.FindFiles, channel: Channel[worker_messages.Nothing]) -> NoReturn:
+def _find_files(request: fork_parent_messages.FindFiles, channel: Channel[fork_parent_messages.Nothing]) -> NoReturn:
     # It imports pytest.
     from . import pytest_files
 
     pytest_files.run_and_exit(request, channel)
 
 
-def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
+def _count_devices(channel: Channel[fork_parent_messages.Nothing]) -> NoReturn:
     """Count accelerators, in a separate process: one that has queried them is not safe to fork."""
     import torch
 
@@ -111,7 +115,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     try:
         kind, count = accelerators.runtime(), accelerators.device_count()
     except NoAnswer as error:
-        channel.send(worker_messages.DevicesCounted(None, 0, failure=str(error)))
+        channel.send(fork_parent_messages.DevicesCounted(None, 0, failure=str(error)))
         os._exit(0)
     # Now, as long as this process can still fork one that asks.
     why_none = ""
@@ -121,5 +125,7 @@ def _count_devices(channel: Channel[worker_messages.Nothing]) -> NoReturn:
     facts = facts_from(device_questions.ask_facts()) if count else ()
     nccl = cuda_state.nccl_version() if count else ()
     backend = torch.distributed.Backend.default_device_backend_map.get(accelerators.accelerator_type() or "", "")
-    channel.send(worker_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, why_none))
+    channel.send(
+        fork_parent_messages.DevicesCounted(kind, count, torch.__version__, uuids, facts, nccl, backend, why_none)
+    )
     os._exit(0)

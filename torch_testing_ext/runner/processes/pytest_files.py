@@ -17,8 +17,8 @@ from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext.runner.load_as import FilesFound, LoadAs
 
 from .errors_of_pytest import explain_error
+from .fork_parent_messages import FindFiles, Nothing
 from .pytest_collection import Adapter, make_config, own_streams
-from .worker_messages import FindFiles, Nothing
 
 
 def run_and_exit(request: FindFiles, channel: Channel[Nothing]) -> NoReturn:

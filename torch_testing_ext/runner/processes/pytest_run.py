@@ -34,7 +34,8 @@ from . import pytest_items, shared_fixtures
 from .errors_of_pytest import explain_error
 from .pytest_collection import Collection
 from .unit_reports import Send, UnitReports
-from .worker_messages import FromWorker, UnitSpec, WorkerBroke
+from .unit_spec import UnitSpec
+from .worker_messages import FromWorker, WorkerBroke
 
 _END = "the end of pytest's session"
 # Sections of a report that are not in the log of the process, or in those of its ranks.

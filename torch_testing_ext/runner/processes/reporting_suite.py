@@ -16,7 +16,7 @@ from torch_testing_ext.launch import rank_stops
 from torch_testing_ext.launch.failure_views import view_of_error
 
 from .unit_reports import Send, UnitReports
-from .worker_messages import UnitSpec
+from .unit_spec import UnitSpec
 
 __unittest = True  # keeps these frames out of unittest's tracebacks
 

@@ -21,7 +21,7 @@ from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._process.signals import signal_group
 from torch_testing_ext.launch import grace_periods
 
-from . import worker_messages
+from . import fork_parent_messages, supervisor_messages, unit_spec, worker_messages
 
 # If a worker was killed, its ranks are not ended by it but by the fork server.
 GRACE_FOR_ORPHANS = 1.0
@@ -32,27 +32,27 @@ _QUIET = 0.05
 _FOR_PYTHON = 0.3
 
 # Runs the worker of a unit with its channel; the last argument is the descriptor of its log.
-Start = Callable[[worker_messages.UnitSpec, Channel[worker_messages.Nothing], int], NoReturn]
+Start = Callable[[unit_spec.UnitSpec, Channel[fork_parent_messages.Nothing], int], NoReturn]
 
 
-def run_and_exit(request: worker_messages.StartUnit, start: Start) -> NoReturn:
+def run_and_exit(request: fork_parent_messages.StartUnit, start: Start) -> NoReturn:
     """Watch a unit, and then those that the client asks for."""
     fd, *more = request.fds
-    supervisor = Supervisor(Channel.on(fd, worker_messages.ToSupervisor), start)
+    supervisor = Supervisor(Channel.on(fd, supervisor_messages.ToSupervisor), start)
     supervisor.watch(request.unit, *more)
     supervisor.serve()
     os._exit(0)
 
 
-class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
+class Supervisor(ForkHost[supervisor_messages.ToSupervisor, Child]):
     """Starts the workers of units, one after another, watches them, and ends the processes that they leave."""
 
     grace_for_orphans = GRACE_FOR_ORPHANS
 
-    def __init__(self, client: Channel[worker_messages.ToSupervisor], start: Start):
+    def __init__(self, client: Channel[supervisor_messages.ToSupervisor], start: Start):
         super().__init__(client)
         self._start = start
-        self._unit: worker_messages.UnitSpec
+        self._unit: unit_spec.UnitSpec
         self._locks: list[int] = []
 
     @property
@@ -60,17 +60,17 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
         """The pid of the worker, its only child; 0: none."""
         return next(iter(self.children), 0)
 
-    def watch(self, unit: worker_messages.UnitSpec, channel: int, *locks: int) -> None:
+    def watch(self, unit: unit_spec.UnitSpec, channel: int, *locks: int) -> None:
         """Start the worker of a unit, whose locks are held as long as a process has them."""
         self._unit = unit
         self._locks = list(locks)
-        to_worker: Channel[worker_messages.Nothing] = Channel.on(channel, worker_messages.Nothing)
-        self.client.send(worker_messages.SupervisorWatches(os.getpid()))
+        to_worker: Channel[fork_parent_messages.Nothing] = Channel.on(channel, fork_parent_messages.Nothing)
+        self.client.send(supervisor_messages.SupervisorWatches(os.getpid()))
         pid = self.fork(lambda: self._be_worker(to_worker))
         self.children[pid] = Child(unit.number, pid)
         to_worker.close()
 
-    def _be_worker(self, channel: Channel[worker_messages.Nothing]) -> NoReturn:
+    def _be_worker(self, channel: Channel[fork_parent_messages.Nothing]) -> NoReturn:
         self._release_devices()
         try:
             # A test that runs at the same time may have emptied the folder for temporary files.
@@ -88,7 +88,7 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
 
     def on_end(self, child: Child, end: Exit) -> None:
         self._release_devices()
-        self.client.send(worker_messages.WorkerEnded(end.status, end.at, end.leftovers))
+        self.client.send(supervisor_messages.WorkerEnded(end.status, end.at, end.leftovers))
 
     def end_all(self) -> None:
         """End the worker and its group at once, and then the rest."""
@@ -96,19 +96,19 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
             signal_group(self._worker, signal.SIGKILL)
         super().end_all()
 
-    def on_message(self, message: worker_messages.ToSupervisor) -> None:
+    def on_message(self, message: supervisor_messages.ToSupervisor) -> None:
         """Do what the client asks for."""
         match message:
-            case worker_messages.StartUnit():
+            case fork_parent_messages.StartUnit():
                 self.watch(message.unit, *message.fds)
             case _ if not self._worker:
                 # It is about a unit that is over.
                 pass
-            case worker_messages.AboutWorker.TAKE_STACKS:
+            case supervisor_messages.AboutWorker.TAKE_STACKS:
                 self._take_stacks()
-            case worker_messages.AboutWorker.END:
+            case supervisor_messages.AboutWorker.END:
                 self._end()
-            case worker_messages.AboutWorker.KILL:
+            case supervisor_messages.AboutWorker.KILL:
                 signal_group(self._worker, signal.SIGKILL)
             case _:
                 unexpected(message)
@@ -156,7 +156,7 @@ class Supervisor(ForkHost[worker_messages.ToSupervisor, Child]):
                     os.kill(pid, number)
             at_last = self._wait_for_stacks(at_first, began + timeout)
             silent = [pid for pid in silent if at_last.get(pid) == at_first.get(pid)]
-        self.client.send(worker_messages.StacksTaken())
+        self.client.send(supervisor_messages.StacksTaken())
 
     def _wait_for_stacks(self, at_first: dict[int, int], deadline: float) -> dict[int, int]:
         """Wait until the files of stacks have grown, and do not grow any more. Returns their sizes."""

@@ -22,17 +22,8 @@ from torch_testing_ext.launch import Cause, accounts, device_memory
 from torch_testing_ext.launch.aspects.faults import SWEEP
 from torch_testing_ext.runner.model import DeviceMemory, TestEnd
 
-from .worker_messages import (
-    Began,
-    Ended,
-    FailedSoFar,
-    FixtureBegan,
-    FixtureEnded,
-    FixtureFailed,
-    FromWorker,
-    NotRun,
-    UnitSpec,
-)
+from .unit_spec import UnitSpec
+from .worker_messages import Began, Ended, FailedSoFar, FixtureBegan, FixtureEnded, FixtureFailed, FromWorker, NotRun
 
 # The files of a run have a message of this length whole. Readers of XML refuse texts beyond ten million bytes.
 LONGEST_SENT_MESSAGE = 4_000_000

@@ -25,18 +25,10 @@ from torch_testing_ext.launch import rank_stops, start
 from torch_testing_ext.launch.terminal_turns import StopContext
 from torch_testing_ext.runner.model import TestEnd
 
+from .fork_parent_messages import Nothing, PreloadModules
 from .reporting_suite import ReportingResult, ReportingSuite
-from .worker_messages import (
-    AllOver,
-    Ended,
-    FailedSoFar,
-    FromWorker,
-    Nothing,
-    NotRun,
-    PreloadModules,
-    UnitSpec,
-    WorkerBroke,
-)
+from .unit_spec import UnitSpec
+from .worker_messages import AllOver, Ended, FailedSoFar, FromWorker, NotRun, WorkerBroke
 
 __first_frames__ = ("_run_suite", "_run_by_pytest")
 

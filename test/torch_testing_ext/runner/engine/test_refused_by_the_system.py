@@ -18,7 +18,7 @@ from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.model import Lease, Test, TestId, Unit
 from torch_testing_ext.runner.options import CannotRun, Options
 from torch_testing_ext.runner.processes import file_handle, file_processes
-from torch_testing_ext.runner.processes.worker_messages import UnitSpec
+from torch_testing_ext.runner.processes.unit_spec import UnitSpec
 
 NO_MORE_FILES = OSError(errno.EMFILE, "Too many open files")
 

@@ -9,16 +9,15 @@ from typing import NoReturn
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext.common_utils import TestCase, run_tests
 from torch_testing_ext.runner.load_as import LoadAs
+from torch_testing_ext.runner.processes.fork_parent_messages import Nothing, StartUnit
 from torch_testing_ext.runner.processes.supervisor import Supervisor
-from torch_testing_ext.runner.processes.worker_messages import (
+from torch_testing_ext.runner.processes.supervisor_messages import (
     FromSupervisor,
-    Nothing,
-    StartUnit,
     SupervisorWatches,
     ToSupervisor,
-    UnitSpec,
     WorkerEnded,
 )
+from torch_testing_ext.runner.processes.unit_spec import UnitSpec
 
 TESTS = tuple(f"T.test_{number:0100}" for number in range(2_000))
 

@@ -9,7 +9,7 @@ import pytest
 from torch_testing_ext.launch import grace_periods
 from torch_testing_ext.runner.processes import supervisor
 from torch_testing_ext.runner.processes.supervisor import Supervisor
-from torch_testing_ext.runner.processes.worker_messages import StacksTaken
+from torch_testing_ext.runner.processes.supervisor_messages import StacksTaken
 
 WORKER, RANK = 7, 8
 

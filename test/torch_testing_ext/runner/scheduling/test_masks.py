@@ -20,7 +20,7 @@ from torch_testing_ext._process.questions import NoAnswer, Silence
 from torch_testing_ext.runner import run_site
 from torch_testing_ext.runner.model import Lease
 from torch_testing_ext.runner.options import Action, CannotRun, Options, UsageError
-from torch_testing_ext.runner.processes.worker_messages import DevicesCounted
+from torch_testing_ext.runner.processes.fork_parent_messages import DevicesCounted
 from torch_testing_ext.runner.scheduling.inventory import Inventory, environment_of, make_inventory, with_nvlinks
 from torch_testing_ext.runner.scheduling.leases import Leases
 

@@ -19,7 +19,7 @@ from kit.processes import ROOT
 from kit.warm_runs import TIMEOUT, WarmProject, when_ended
 
 from torch_testing_ext._process.channels import Channel, socket_pair
-from torch_testing_ext.runner.processes import worker_messages
+from torch_testing_ext.runner.processes import fork_parent_messages
 from torch_testing_ext.runner.warm import warm_client
 from torch_testing_ext.runner.warm.warm_client import WarmProcess, WarmServer, find_server, stop_servers
 
@@ -183,7 +183,7 @@ class ServersTest(unittest.TestCase):
             fds = (theirs.fileno(), file.fileno())
             process = server.start_run(directory, [], {**os.environ, **environ}, *fds)
         assert process is not None
-        return process, Channel(ours, worker_messages.FromPreloadedServer), directory
+        return process, Channel(ours, fork_parent_messages.FromPreloadedServer), directory
 
     def test_runs_beside_each_other(self) -> None:
         runs = []
@@ -191,7 +191,7 @@ class ServersTest(unittest.TestCase):
             server = self.found()
             runs.append(self.start_run(server))
         for process, channel, directory in runs:
-            self.assertEqual(channel.receive(), [worker_messages.PreloadedServerReady(None)])
+            self.assertEqual(channel.receive(), [fork_parent_messages.PreloadedServerReady(None)])
             self.assertIsNone(process.returncode)
             channel.close()
             self.assertEqual(process.wait(TIMEOUT), 0)
