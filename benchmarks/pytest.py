@@ -1,6 +1,6 @@
 """Measure tests of 4 ranks under pytest, ours against other ways to start them, and the plugin's cost without any.
 
-    python benchmarks/pytest.py [--tests N] [--rounds N] [--quick]
+    python benchmarks/pytest.py [--tests N] [--rounds N] [--quick] [--plugin]
 
 Each way runs the same tests, in a session of pytest of its own; the ways take turns. What isolates the tests is tried:
 a rank is killed, and ranks leave state behind. The last table lists the targets; the exit code is 1 if one is missed.
@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if __name__ != "__main__":  # another benchmark imports the package of this name, and finds this file first
     _all = sys.path[:]
@@ -182,13 +182,14 @@ def write_files(folder: Path) -> None:
         Path(folder, f"test_{name.replace(' ', '_')}.py").write_text(source)
 
 
-def run_pytest(folder: Path, *words: str, with_plugin: bool = True, **variables: str) -> Session:
+def run_pytest(folder: Path, *words: str, plugin: str = PLUGIN, **variables: str) -> Session:
     report = folder / "report.xml"
     report.unlink(missing_ok=True)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environ |= {"LIMIT": LIMIT, **variables}
-    plugin = ["-p", PLUGIN if with_plugin else f"no:{PLUGIN}"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, *plugin, *words]
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, *(["-p", plugin] if plugin else [])]
+    command = [sys.executable, "-m", "pytest", *options, *words]
     began, cpu_before = time.perf_counter(), _cpu_of_children()
     done = subprocess.run(
         [*command, f"--junitxml={report}"], cwd=folder, env=environ, capture_output=True, text=True, check=False
@@ -247,31 +248,65 @@ def describe_isolation(folder: Path, name: str) -> tuple[str, str]:
 # -- a session without ranks
 
 
-def measure_plain(folder: Path, tests: int, rounds: int) -> float:
-    """The median of the ratios of sessions with and without the plugin, in CPU time: other work disturbs it less."""
+def install(folder: Path) -> None:
+    """Install the package into a folder as users have it: pytest reads the list of all its files."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(folder), str(ROOT)], check=True)
+
+
+def measure_plain(folder: Path, installed: Path, tests: int, rounds: int) -> tuple[float, float]:
+    """Run plain tests with and without the package, in turns: the medians of the ratios, and of the milliseconds added.
+
+    In CPU time, which other work disturbs less.
+    """
     source = "import pytest\n\n@pytest.mark.parametrize('number', range({}))\ndef test_it(number):\n    assert True\n"
     Path(folder, "test_plain.py").write_text(source.format(tests))
-    ratios, times = [], []
-    for number in range(rounds):
-        order = (True, False) if number % 2 else (False, True)
-        seconds = {each: run_pytest(folder, "test_plain.py", with_plugin=each).cpu for each in order}
+    ratios, differences, times = [], [], []
+    for number in range(rounds + 1):
+        seconds = {}
+        for is_installed in (True, False) if number % 2 else (False, True):
+            # pytest finds an installed package by itself. A checkout may be installed, too.
+            plugin, path = ("", installed) if is_installed else (f"no:{PLUGIN}", folder)
+            seconds[is_installed] = run_pytest(folder, "test_plain.py", plugin=plugin, PYTHONPATH=str(path)).cpu
+        if number == 0:
+            continue  # it writes the bytecode
         ratios.append(seconds[True] / seconds[False])
-        times.append(seconds[False])
-    ratio = statistics.median(ratios)
-    without = statistics.median(times)
-    print(f"\n{tests} plain tests: {without:.2f} s of CPU time without the plugin, with it times {ratio:.3f}")
-    return ratio
+        differences.append((seconds[True] - seconds[False]) * 1000)
+        times.append(seconds[False] * 1000)
+    ratio, added, without = (statistics.median(values) for values in (ratios, differences, times))
+    print(f"\nplain tests, {tests}: {without:.0f} ms of CPU time, {added:+.0f} ms with the plugin (times {ratio:.3f})")
+    return ratio, added
 
 
-def measure_import(rounds: int) -> float:
-    """Milliseconds, in an interpreter that has imported pytest."""
-    code = f"import pytest, time; a = time.perf_counter(); import {PLUGIN}; print(time.perf_counter() - a)"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run: Callable[[], float] = lambda: float(subprocess.check_output([sys.executable, "-c", code], env=environ))  # noqa: E731
-    run()  # writes the bytecode
-    milliseconds = statistics.median(run() for _ in range(rounds)) * 1000
-    print(f"import of the plugin: {milliseconds:.1f} ms")
-    return milliseconds
+def targets_of_ranks(launch: Any, folder: Path, tests: int, few: int, rounds: int) -> list[object]:
+    """Measure all ways to start ranks, and show what isolates their tests."""
+    write_files(folder)
+    medians = measure_ways(folder, tests, few, rounds)
+    print(f"\n{RANKS} ranks that reduce one number")
+    print(f"  {'':<34}{'a test':>9}{'ratio':>8}  {'state left':<12}one rank killed")
+    for name, way in WAYS.items():
+        ended, leaks = describe_isolation(folder, name)
+        ratio = medians[name] / medians["ours"]
+        print(f"  {way.title:<34}{medians[name] * 1000:>6.0f} ms{ratio:>8.1f}  {leaks:<12}{ended}")
+        if name == "ours":
+            is_isolated = leaks == "no" and "rank named" in ended and "next test passed" in ended
+    slow = min(medians[name] / medians["ours"] for name in ("spawn", "torchrun", "pool"))
+    return [
+        launch.Target("4 ranks: the fastest way with fresh ranks / ours", slow, 10, at_least=True),
+        launch.Target("4 ranks, ours: a killed rank is named, nothing leaks", float(is_isolated), 1, at_least=True),
+    ]
+
+
+def targets_of_the_plugin(launch: Any, folder: Path, rounds: int) -> list[object]:
+    """Measure what the plugin adds to a run without tests of ranks."""
+    installed = folder / "installed"
+    install(installed)
+    ratio, _ = measure_plain(folder, installed, 1000, rounds)
+    _, added = measure_plain(folder, installed, 1, rounds)
+    return [
+        launch.Target("1000 plain tests: with the plugin / without", ratio, 1.05),
+        launch.Target("one plain test: what the plugin adds", added, 30, " ms"),
+    ]
 
 
 def main() -> int:
@@ -279,6 +314,7 @@ def main() -> int:
     parser.add_argument("--tests", type=int, default=30, metavar="N", help="run N tests in each way (default: 30)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="run N sessions in each way (default: 3)")
     parser.add_argument("--quick", action="store_true", help="run 3 tests in the slow ways, and one session in each")
+    parser.add_argument("--plugin", action="store_true", help="measure only the plugin's cost in a run without ranks")
     options = parser.parse_args()
     few, rounds = (min(3, options.tests), 1) if options.quick else (options.tests, options.rounds)
 
@@ -286,30 +322,13 @@ def main() -> int:
     print(launch.describe_machine())
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_files(folder)
-        medians = measure_ways(folder, options.tests, few, rounds)
-        print(f"\n{RANKS} ranks that reduce one number")
-        print(f"  {'':<34}{'a test':>9}{'ratio':>8}  {'state left':<12}one rank killed")
-        for name, way in WAYS.items():
-            ended, leaks = describe_isolation(folder, name)
-            ratio = medians[name] / medians["ours"]
-            print(f"  {way.title:<34}{medians[name] * 1000:>6.0f} ms{ratio:>8.1f}  {leaks:<12}{ended}")
-            if name == "ours":
-                is_isolated = leaks == "no" and "rank named" in ended and "next test passed" in ended
-        plain = measure_plain(folder, 1000, 5 if options.quick else 15)
-    milliseconds = measure_import(11 if options.quick else 31)
-    slow = min(medians[name] / medians["ours"] for name in ("spawn", "torchrun", "pool"))
-    targets = [
-        launch.Target("4 ranks: the fastest way with fresh ranks / ours", slow, 10, at_least=True),
-        launch.Target("4 ranks, ours: a killed rank is named, nothing leaks", float(is_isolated), 1, at_least=True),
-        launch.Target("1000 plain tests: with the plugin / without", plain, 1.05),
-        launch.Target("import of the plugin", milliseconds, 5, " ms"),
-    ]
+        targets = [] if options.plugin else targets_of_ranks(launch, folder, options.tests, few, rounds)
+        targets += targets_of_the_plugin(launch, folder, 5 if options.quick else 15)
     print(f"\n  {'Targets':<62}{'measured':>9}\n" + "\n".join(map(str, targets)))
     return 0 if all(target.reached for target in targets) else 1
 
 
-def _launch() -> object:
+def _launch() -> Any:
     """The module launch.py next to this file, whose folder is not searched for modules."""
     spec = importlib.util.spec_from_file_location("launch_benchmark", Path(__file__).with_name("launch.py"))
     assert spec is not None and spec.loader is not None

@@ -100,6 +100,14 @@ class DocsTest(unittest.TestCase):
                     places = (ROOT, PACKAGE, PACKAGE / "runner", PACKAGE / "_spmd")
                     self.assertTrue(any(any(place.glob(name.rstrip("/"))) for place in places))
 
+    def test_good_first_issues_name_a_file_and_a_test(self):
+        page = ROOT / "docs" / "contribute" / "good-first-issues.md"
+        rows = re.findall(
+            r"^\|.*\| `(torch_testing_ext/\S+)` \| `(test/\S+)` \|$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        self.assertGreaterEqual(len(rows), 10)
+        self.assertEqual([name for row in rows for name in row if not (ROOT / name).is_file()], [])
+
     def test_the_glossary_is_short_and_in_alphabetical_order(self):
         lines = (ROOT / "docs" / "contribute" / "glossary.md").read_text(encoding="utf-8").splitlines()
         terms = [line.split("|")[1].strip() for line in lines if line.startswith("| ")][2:]
