@@ -14,6 +14,11 @@ from typing import Any
 from . import interpreters
 from .read_hook import NOT_FILES, Listener, ReadHook, may_write, path_of
 
+# A test may replace these in their module, and count the calls: the hook runs within the test.
+_close, _listdir, _open, _read, _stat, _unlink, _write = (
+    os.close, os.listdir, os.open, os.read, os.stat, os.unlink, os.write
+)  # fmt: skip
+
 # Stands for the hash of a file that may have changed since it was read.
 CHANGED = "changed"
 # Begins an entry for another program that was started, whose reads are unknown.
@@ -41,21 +46,35 @@ def hash_of(path: str) -> str:
         if path.endswith((LISTED, SEARCHED)):
             content = _names_that_count(path).encode(errors="surrogateescape")
         else:
-            status = os.stat(path)
+            status = _stat(path)
             if not stat.S_ISREG(status.st_mode):
                 return "no file"
             if status.st_size > _LARGE:
                 return f"{status.st_size}-{status.st_mtime_ns}"
-            with open(path, "rb") as file:
-                content = file.read()
+            content = _content_of(path)
     except (OSError, ValueError):
         return ""
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
+def _content_of(path: str) -> bytes:
+    fd = _open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: _read(fd, _LARGE), b""))
+    finally:
+        _close(fd)
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(_stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
 def _names_that_count(path: str) -> str:
     """The names in a folder, as one text, by the last character of its path."""
-    names = [name for name in os.listdir(path[:-1]) if not name.startswith((".", "__pycache__"))]
+    names = [name for name in _listdir(path[:-1]) if not name.startswith((".", "__pycache__"))]
     if path.endswith(SEARCHED):
         names = [name for name in names if "." not in name or name.endswith((".py", ".so", ".pyc"))]
     return "\0".join(sorted(names))
@@ -113,7 +132,7 @@ class FileReads:
             if may_write(flags) and (flags & (os.O_TRUNC | os.O_CREAT)):
                 self._written.add(name)
             elif name not in self._written:
-                self._note(f"{name}{LISTED}" if os.path.isdir(name) else name)
+                self._note(f"{name}{LISTED}" if _is_folder(name) else name)
 
     def _note(self, name: str) -> None:
         if name not in self._known and _counts(name):
@@ -154,15 +173,15 @@ class FileReads:
             return
         text = "".join(f"{content} {path}\0" for path, content in entries.items())
         try:
-            fd = os.open(self._record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            fd = _open(self._record, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                os.write(fd, text.encode(errors="surrogateescape"))
+                _write(fd, text.encode(errors="surrogateescape"))
             finally:
-                os.close(fd)
+                _close(fd)
         except OSError:
             # Without a record, the test is selected.
             with contextlib.suppress(OSError):
-                os.unlink(self._record)
+                _unlink(self._record)
 
 
 _reads: FileReads | None = None

@@ -16,6 +16,8 @@ from typing import Any
 # Paths that begin so are no files: what is read there differs each time.
 NOT_FILES = ("/proc/", "/dev/", "/sys/")
 
+_getcwd = os.getcwd  # a test may replace it in its module
+
 Listener = Callable[..., None]  # takes the name of an event, and its arguments
 
 
@@ -55,7 +57,10 @@ class ReadHook:
 
 def path_of(argument: Any) -> str | None:
     """The absolute path of an event's argument; None for a descriptor. Without an argument, the working folder."""
-    return None if isinstance(argument, int) else os.path.abspath(os.fsdecode(argument or "."))
+    if isinstance(argument, int):
+        return None
+    path = os.fsdecode(argument or ".")
+    return os.path.normpath(path if path.startswith(os.sep) else os.path.join(_getcwd(), path))
 
 
 def may_write(flags: int) -> bool:

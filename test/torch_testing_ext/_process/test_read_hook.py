@@ -28,6 +28,26 @@ def fails(event, *arguments):
 hook = ReadHook({"open": opened, "os.listdir": listed, "os.mkdir": fails}, errors.append)
 """
 
+REPLACED = """
+import contextlib
+from unittest import mock
+from torch_testing_ext._process import file_reads
+
+hook.stop()
+file_reads.begin("record")
+names = "open close read write stat lstat listdir scandir unlink getcwd path.abspath path.isdir"
+with contextlib.ExitStack() as stack:
+    replaced = [f"os.{name}" for name in names.split()] + ["time.time", "builtins.open"]
+    mocks = {name: stack.enter_context(mock.patch(name)) for name in replaced}
+    for mocked in mocks.values():
+        mocked.reset_mock()
+    sys.audit("open", "read.txt", "r", 0)
+    sys.audit("os.listdir", ".")
+    errors = [name for name, mocked in mocks.items() if mocked.called]
+paths = {os.path.basename(path) for path in file_reads.read_record("record")}
+seen = sorted(path for path in paths if path.startswith(("read.txt", os.path.basename(os.getcwd()))))
+"""
+
 
 class TestReadHook(unittest.TestCase):
     def setUp(self) -> None:
@@ -87,6 +107,12 @@ thread.join()
         here = os.getcwd()
         self.assertEqual([read_hook.path_of(value) for value in (None, "", b"a", 3)], [here, here, f"{here}/a", None])
         self.assertTrue(read_hook.may_write(os.O_RDWR) and not read_hook.may_write(os.O_CREAT))
+
+    def test_functions_that_a_test_replaces_are_not_called(self) -> None:
+        """As blocking calls in an event loop are caught, or counted by a mock."""
+        (self.folder / "read.txt").write_text("text")
+        seen = self.seen(REPLACED)
+        self.assertEqual(seen, f"['read.txt', '{self.folder.name}*'] []")
 
 
 if __name__ == "__main__":
