@@ -18,6 +18,8 @@ from .terminal_turns import StopContext, Turns
 # After a step, the rank keeps the terminal for so long: it may stop again at once. If it waits for others, they get it.
 _KEEPS = 0.5
 _OURS = str(Path(__file__).parents[1])
+# The modules in which a rank waits, by their first name.
+_LIBRARIES = frozenset({"torch", *sys.stdlib_module_names} - {"__main__"})
 
 
 class RankDebugger(pdb.Pdb):
@@ -105,6 +107,12 @@ class RankDebugger(pdb.Pdb):
 class _Look(RankDebugger):
     """A look at the main thread of a rank that has not stopped, but waits for something. It cannot be stepped."""
 
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        """The stack from the test on, at the line of the test or its project: torch's own are below, by `d`."""
+        stack, current = super().get_stack(f, t)
+        own = [number for number, (frame, _) in enumerate(stack) if not _is_of_library(frame)]
+        return stack, own[-1] if own else current
+
     def do_continue(self, arg: str) -> bool:
         return True
 
@@ -159,6 +167,10 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
 
 def _is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_OURS)
+
+
+def _is_of_library(frame: FrameType) -> bool:
+    return _is_ours(frame.f_code) or str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
 
 
 def stop_in_test(context: StopContext) -> None:

@@ -75,6 +75,7 @@ class OnATerminalTest(FolderCase):
                 (first, "p secret"),
                 (first, "import time; time.sleep(3)"),  # longer than the test may take
                 (first, "rank 0"),
+                (r"\(rank 0\) \Z", "p self.rank + 70"),
                 (r"\(rank 0\) \Z", "w"),
                 (r"\(rank 0\) \Z", "c"),
                 (r"\(rank [12]\) \Z", "rank 2"),
@@ -92,6 +93,7 @@ class OnATerminalTest(FolderCase):
             "Other ranks and all timeouts are paused. Type `rank ",
             "'the secret of 1'",
             "rank 0 has not stopped: this is where it is.",
+            "(rank 0) p self.rank + 70\n70\n",
             "test_it()\n-> dist.all_reduce(torch.ones(2))",
             "*** rank N, where N is one of 0, 1, 2; this is rank 2",
             "'the secret of 2'",

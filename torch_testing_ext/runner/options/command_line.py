@@ -61,13 +61,17 @@ _INSTEAD = {
     "--exclude": "--deselect ID, -k 'not NAME', or the setting exclude",
     "--fail-fast": "-x",
     "--max-fail": "--maxfail N",
-    "--stress-count": "--repeat N",
+    **dict.fromkeys(("--stress-count", "--count"), "--repeat N"),
+    **dict.fromkeys(("--random-order", "--randomly-seed"), "--shuffle"),
+    **dict.fromkeys(("--ranks", "--np", "--nproc", "--nproc-per-node"), "--world-size N"),
     "--no-capture": "-s",
 }
 
 # Similarity of flags that are taken for one another: many are short, and alike by chance.
 _ALIKE = 0.66
+# What argparse says.
 _APART = "not allowed with argument "
+_NO_VALUE = "ignored explicit argument "
 # Examples of values that are not numbers, by the option's first flag.
 _EXAMPLES = {
     "-k": ": a part of names, such as -k 'sum and not slow'",
@@ -82,7 +86,7 @@ _EXAMPLES = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        message = message.removeprefix("argument ").replace("ignored explicit argument", "it takes no value, such as")
+        message = message.removeprefix("argument ")
         flags, _, what = message.partition(": ")
         flag = flags.partition("/")[0]
         with_values = [known for known in _const_flags() if known.startswith(f"{flag}=")]
@@ -91,10 +95,13 @@ class _Parser(argparse.ArgumentParser):
         elif what.startswith(_APART):
             other = what.removeprefix(_APART).partition("/")[0]
             message = f"{flag} and {other} cannot be combined. Leave out one of them"
-        elif what.startswith("it takes no value") and with_values:
+        elif what.startswith(_NO_VALUE) and with_values:
             message = (
                 f"{flag}: {what.rpartition(' ')[2]} is not one of its values. Use {flag} or {', '.join(with_values)}"
             )
+        elif what.startswith(_NO_VALUE):
+            of_rank = ", or use --trace=RANK to stop in one rank" if flag == "--pdb" else ""
+            message = f"{flag} takes no value: leave out {what.removeprefix(_NO_VALUE)}{of_rank}"
         raise UsageError(f"{message} (--help lists the options)")
 
 

@@ -70,7 +70,12 @@ _NOT_FOR_PYTEST = {
     **dict.fromkeys(("--co", "--collect-only"), "use --list of torchtest"),
     **dict.fromkeys(("-k", "-m", "-l", "--showlocals"), "use that of torchtest"),
     **dict.fromkeys(("--pdb", "--trace"), "use --pdb of torchtest"),
+    **dict.fromkeys(
+        ("--fixtures", "--funcargs", "--fixtures-per-test", "--markers", "--setup-plan", "--cache-show"),
+        "it runs no test: use pytest",
+    ),
     **dict.fromkeys(("--simulate", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
+    "--forked": "each test has processes of its own",
     "--rank-timeout": "use --timeout of torchtest",
     "--cov": "use --coverage of torchtest, or pytest --cov",
     "--basetemp": "each test has a folder of its own, in TMPDIR",
@@ -94,6 +99,8 @@ def read_pytest_options(text: str) -> str:
         words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
+    if words and not words[0].startswith("-"):
+        raise ValueError(f"{words[0]}: only options of pytest follow: write names of tests before --")
     for word in words:
         why = word.startswith("-") and why_not_for_pytest(word)
         if why:

@@ -155,7 +155,7 @@ class CommandLineTest(OptionsCase):
             (("--repeat",), "--repeat needs a value: a number of runs, such as --repeat 20"),
             (("--cache",), "--cache needs a value"),
             (("-z",), r"-z is not an option. \(--help lists the options\)"),
-            (("--pdb=1",), "^--pdb: it takes no value, such as '1'"),
+            (("--pdb=1",), "^--pdb takes no value: leave out '1', or use --trace=RANK to stop in one rank"),
             (("--gpus", "0"), "--gpus: '0' is a number of GPUs: write '0,' for GPU 0, or 'none' for no GPU"),
             (("-j", "0"), "'0' is not a whole number of at least 1"),
             (("-j", "x"), "'x' is not a whole number"),
