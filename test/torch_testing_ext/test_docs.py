@@ -1,5 +1,6 @@
 """The documentation's examples run, its links lead somewhere, and it names exactly the settings that there are."""
 
+import ast
 import os
 import re
 import tempfile
@@ -81,14 +82,9 @@ class DocsTest(unittest.TestCase):
         listed = re.findall(
             r"^ *- (?:[^:]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE
         )
-        patterns = (
-            "patches/**/*.md",
-            "examples/**/*.md",
-            "benchmarks/*.md",
-            "docs/found/*.md",
-        )  # as in docs/tools/site.py
-        others = [page for pattern in patterns for page in ROOT.glob(pattern)]
-        pages = {str(page.relative_to(ROOT)) for page in [*PAGES, *MOVING, *others]}
+        (patterns,) = re.findall(r"(?m)^PAGES = (\(.*\))$", (ROOT / "docs/tools/site.py").read_text(encoding="utf-8"))
+        found = {page for pattern in ast.literal_eval(patterns) for page in ROOT.glob(pattern) if page.suffix == ".md"}
+        pages = {str(page.relative_to(ROOT)) for page in found}
         others = {name for name in listed if not (ROOT / name).is_file()}
         self.assertEqual((pages - set(listed), others), (set(), set()))
 
