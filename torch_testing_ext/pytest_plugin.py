@@ -104,7 +104,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("dist_world_size", "run tests with the mark world_size in so many ranks", default="")
     parser.addini(
         "dist_lease_folder",
-        "directory of the lock files with which tests share accelerators (default: one per user, below /tmp)",
+        "directory of the lock files for sharing accelerators (default: one per user, below /tmp)",
         default="",
     )
 

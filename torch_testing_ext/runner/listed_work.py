@@ -85,4 +85,4 @@ def _dry_run(work: Work, site: RunSite, first: Priority) -> None:
     leases = site.leases(work)
     queue = Queue(work.plan.units, leases, first)
     spans = list(forecast(queue, leases, seconds_of))
-    print("\n".join(listing.schedule_as_text(spans)))
+    print("\n".join(listing.schedule_as_text(spans, work.plan.skipped)))

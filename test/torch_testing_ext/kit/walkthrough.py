@@ -27,7 +27,7 @@ class Walkthrough:
         self.folder = folder
         self.commands = 0
         self._last_file: Path | None = None
-        self._environ = environ
+        self.environ = dict(environ)
 
     @classmethod
     def in_checkout(cls, folder: Path) -> Walkthrough:
@@ -52,6 +52,18 @@ class Walkthrough:
                 faults += [fault for command, shown in COMMAND.findall(text) for fault in self._type(command, shown)]
         return faults
 
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the reader's folder."""
+        return subprocess.run(
+            command,
+            shell=True,
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
     def _change(self, diff: str) -> list[str]:
         """Change the file that the diff names, or that the page showed last."""
         lines = diff.splitlines(keepends=True)
@@ -67,7 +79,7 @@ class Walkthrough:
     def _type(self, command: str, shown: str) -> list[str]:
         """Run a command; what the page shows must be a part of what it prints, `...` standing for anything."""
         self.commands += 1
-        done = subprocess.run(command, shell=True, cwd=self.folder, env=self._environ, capture_output=True, text=True)
+        done = self.run(command)
         if printed_as(shown, done.stdout):
             return []
         return [f"$ {command}\nthe page shows:\n{shown}\nit prints:\n{done.stdout}{done.stderr}"]
@@ -84,8 +96,15 @@ def _commands(folder: Path) -> Path:
     """The commands that an environment with the package has, in a folder."""
     folder.mkdir()
     torchtest = "import sys\nfrom torch_testing_ext.runner.cli import console\nsys.exit(console())\n"  # as pip makes it
-    pytest = f'exec {shlex.quote(sys.executable)} -m pytest -p torch_testing_ext.pytest_plugin "$@"\n'
-    for name, text in (("torchtest", f"#!{sys.executable}\n{torchtest}"), ("pytest", f"#!/bin/sh\n{pytest}")):
+    texts = {"torchtest": f"#!{sys.executable}\n{torchtest}"}
+    modules = {
+        "python": "",
+        "torchrun": "-m torch.distributed.run",
+        "pytest": "-m pytest -p torch_testing_ext.pytest_plugin",
+    }
+    for name, words in modules.items():
+        texts[name] = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n'
+    for name, text in texts.items():
         file = folder / name
         file.write_text(text)
         file.chmod(0o755)

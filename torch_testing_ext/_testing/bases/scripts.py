@@ -71,6 +71,9 @@ def run_script(
         raise ValueError(f"there is no script {script}")
     if launcher not in LAUNCHERS:
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            raise TypeError(f"the script would get the text of {arg!r} as one argument: write *{arg!r}")
     words = [str(arg) for arg in args]
     kind = _ScriptRanks if launcher is None else TorchrunRanks
     host = kind(script, words, env or {})

@@ -11,11 +11,11 @@ _UPDATE = Option(
     "update_budgets",
     "execution",
     read_boolean,
-    "write the budgets of communication that tests name",
+    "write the communication budgets of tests",
     kind=bool,
     default=False,
     setting=IS_UPDATED,
-    pytest_help="write the budgets of communication that tests name",
+    pytest_help="write the communication budgets of tests",
     apart={
         "cluster": "the files of budgets are on this machine",
         "simulate": "a budget is that of the ranks which its test has. Leave out one of them",

@@ -109,7 +109,7 @@ class RunOptions(AskedOptions):
         default=(),
         metadata=_selection(
             read_path,
-            "skip the tests that a file names, with its reasons; may be repeated",
+            "skip the tests in a file, with its reasons; may be repeated",
             "FILE",
             Level.HELP_ALL,
             many=True,
@@ -158,7 +158,7 @@ class RunOptions(AskedOptions):
         default=Loader.AUTO,
         metadata=_selection(
             one_of(Loader),
-            "what finds and runs tests (default: auto, pytest where it is installed; with --drop-in unittest)",
+            "the loader of tests (default: auto, pytest where it is installed; with --drop-in unittest)",
             "auto|pytest|unittest",
             Level.SETTING,
             in_command=True,
@@ -228,7 +228,7 @@ class RunOptions(AskedOptions):
         default=devices_setting.AUTO,
         metadata=_resources(
             devices_setting.read_devices,
-            "devices of tests that name none: an accelerator for each rank if there are enough, else the CPU; or "
+            "default devices of tests: an accelerator for each rank if there are enough, else the CPU; or "
             "always the CPU",
             "auto|cpu",
             Level.SETTING,
@@ -254,7 +254,7 @@ class RunOptions(AskedOptions):
         default=True,
         metadata=_resources(
             read_boolean,
-            "after a test, wait until its accelerators have their memory back; stop using those that do not",
+            "wait after a test until the memory of its accelerators is free; stop using an accelerator with a leak",
             level=Level.SETTING,
         ),
     )
@@ -262,7 +262,7 @@ class RunOptions(AskedOptions):
         default=None,
         metadata=_resources(
             read_path,
-            "directory of the lock files with which runs share accelerators (default: one per user, below /tmp)",
+            "directory of the lock files for sharing accelerators (default: one per user, below /tmp)",
             "DIR",
             Level.SETTING,
             in_command=False,
@@ -290,12 +290,12 @@ class RunOptions(AskedOptions):
     )
     cluster_nodes: int | None = field(
         default=None,
-        metadata=_cluster(count, "use N nodes (default: all that are free)", "N", Level.HELP_ALL, needs="cluster"),
+        metadata=_cluster(count, "use N nodes (default: all free ones)", "N", Level.HELP_ALL, needs="cluster"),
     )
     cluster_gpus_per_node: int | None = field(
         default=None,
         metadata=_cluster(
-            count, "use N accelerators of each node (default: all that are free)", "N", Level.SETTING, needs="cluster"
+            count, "use N accelerators of each node (default: all free ones)", "N", Level.SETTING, needs="cluster"
         ),
     )
     cluster_fake_gpus: bool = field(
@@ -403,7 +403,7 @@ class RunOptions(AskedOptions):
         default=30.0,
         metadata=_execution(
             read_seconds,
-            "report tests that are still running after this time",
+            "report tests still running after this time",
             "SECONDS",
             Level.SETTING,
             in_command=False,
@@ -442,7 +442,7 @@ class RunOptions(AskedOptions):
         default=0,
         metadata=_execution(
             count_or_zero,
-            "run tests that no known run has N times, without retries",
+            "run new tests N times, without retries",
             "N",
             Level.HELP_ALL,
             in_command=False,
@@ -507,7 +507,7 @@ class RunOptions(AskedOptions):
     )
     run_file_logs: bool = field(
         default=False,
-        metadata=_output(read_boolean, "keep the logs of tests that passed in --run-file, too", level=Level.SETTING),
+        metadata=_output(read_boolean, "keep the logs of passed tests in --run-file, too", level=Level.SETTING),
     )
     journal: Path | None = field(
         default=None,
@@ -539,7 +539,7 @@ class RunOptions(AskedOptions):
         default=False,
         metadata=_other(
             read_boolean,
-            "measure which lines all processes of the tests run, by coverage.py",
+            "measure the coverage of all processes, by coverage.py",
             level=Level.HELP_ALL,
             configurable=False,
         ),

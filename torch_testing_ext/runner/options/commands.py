@@ -81,9 +81,9 @@ COMMANDS = {
         "\nthose in files that no command of CI names.",
         is_rare=True,
     ),
-    "moving": CommandSpec("convert tests that use another project's helpers", is_rare=True),
+    "moving": CommandSpec("convert tests from another project's helpers", is_rare=True),
     "cluster clean": CommandSpec(
-        "delete what runs left on the nodes of a Ray cluster",
+        "delete leftovers of runs on the nodes of a Ray cluster",
         "[options]",
         "Delete the projects that earlier runs left on the nodes of a Ray cluster.",
         ("cluster", "cluster_timeout"),

@@ -100,12 +100,15 @@ def _as_data(test: Test, seconds: float | None) -> dict[str, Any]:
     }
 
 
-def schedule_as_text(planned: Sequence[Span]) -> Iterator[str]:
-    """The result of a dry run: one line per unit, in the order in which they would start."""
+def schedule_as_text(planned: Sequence[Span], skipped: Sequence[Test]) -> Iterator[str]:
+    """The result of a dry run: one line per unit in the order of their starts, then one per skipped test."""
     for span in planned:
         yield f"{span.began:8.1f} s  {_lease(span.lease):24}  {_names(span.unit)}"
+    for test in skipped:
+        yield f"   skipped  {wording.test_name(test.id)}: {wording.first_line(test.skip or '')}"
     end = max((span.ended for span in planned), default=0.0)
-    yield f"{count(len(planned), 'unit')}, {end:.1f} s expected"
+    also = f", {count(len(skipped), 'test')} skipped" if skipped else ""
+    yield f"{count(len(planned), 'unit')}, {end:.1f} s expected{also}"
 
 
 def _lease(lease: Lease) -> str:

@@ -15,6 +15,7 @@ from torch_testing_ext._process.words import nearest
 from torch_testing_ext.launch.aspects.fake_accelerators import ACCELERATORS
 from torch_testing_ext.runner.model import Lease, NodeOfRun
 from torch_testing_ext.runner.options import Action, Gpus, Options, UsageError
+from torch_testing_ext.runner.options.readers import write_gpus
 
 # The same as in launch/environment.py, which is slow to import.
 
@@ -116,9 +117,9 @@ _NO_GPU = "torch sees no GPU on this machine. Leave the option out to run on the
 def _chosen(gpus: Gpus, inventory: Inventory) -> Inventory:
     """The inventory with only the devices that --gpus chooses."""
     names = inventory.names
+    if gpus and not names:
+        raise UsageError(f"--gpus {write_gpus(gpus)}: {_NO_GPU}")
     if isinstance(gpus, int):
-        if gpus and not names:
-            raise UsageError(f"--gpus {gpus}: {_NO_GPU}")
         if gpus > len(names):
             raise UsageError(f"--gpus {gpus}: only {len(names)} visible{_named(names)}")
         names = names[:gpus]
@@ -147,8 +148,6 @@ def _resolved(wanted: str, inventory: Inventory) -> str:
                 matches.append(name)
     if len(matches) > 1:
         raise UsageError(f"--gpus: {wanted} matches several devices: {', '.join(matches)}")
-    if not names:
-        raise UsageError(f"--gpus {wanted}: {_NO_GPU}")
     if not matches:
         raise UsageError(f"--gpus: {wanted} is not visible{_named(names)}.{nearest(wanted, names)}")
     return matches[0]

@@ -61,7 +61,17 @@ class ForecastTest(unittest.TestCase):
             {start.unit.number: (start.began, start.ended, start.lease.devices) for start in starts},
             {0: (0.0, 3.0, ("a", "b")), 2: (3.0, 7.0, ("a",)), 1: (3.0, 5.0, ("b",)), 3: (0.0, 0.5, ())},
         )
-        self.assertEqual(list(listing.schedule_as_text(starts))[-1], "4 units, 7.0 s expected")
+        self.assertEqual(list(listing.schedule_as_text(starts, ()))[-1], "4 units, 7.0 s expected")
+
+    def test_a_dry_run_names_the_tests_that_it_skips(self):
+        lacking = make_test("test_b", skip="needs 4 devices, 0 available\nmore")
+        self.assertEqual(
+            list(listing.schedule_as_text((), [lacking])),
+            [
+                f"   skipped  {FILE}::XTest::test_b: needs 4 devices, 0 available",
+                "0 units, 0.0 s expected, 1 test skipped",
+            ],
+        )
 
 
 if __name__ == "__main__":

@@ -61,8 +61,10 @@ class InventoryTest(unittest.TestCase):
             names(mask, "cuda", 3, gpus=("0",))
         with self.assertRaisesRegex(ValueError, "--gpus 1: torch sees no GPU on this machine. Leave"):
             names({}, None, 0, gpus=1)
-        with self.assertRaisesRegex(ValueError, "--gpus 0: torch sees no GPU on this machine. Leave"):
+        with self.assertRaisesRegex(ValueError, "--gpus 0,1: torch sees no GPU on this machine. Leave"):
             names({}, None, 0, gpus=("0", "1"))
+        with self.assertRaisesRegex(ValueError, "--gpus 0,: torch sees no GPU on this machine. Leave"):
+            names({}, None, 0, gpus=("0",))
 
     def test_a_plan_for_devices_that_are_not_there(self):
         planned = {"fake_accelerators": 3, "action": Action.DRY_RUN}
