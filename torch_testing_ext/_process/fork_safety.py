@@ -141,14 +141,14 @@ def check_after_fork() -> str | None:
         missing = _threads_that_count() - of_child
     if missing <= 0:
         return None
-    names = ", ".join(system.names_of_threads()[:3])
+    names = ", ".join(system.names_of_native_threads()[:3])
     in_brackets = f" ({names})" if names else ""
     return f"it runs {missing} native threads that a forked child would miss{in_brackets}"
 
 
 def _threads_that_count() -> int:
     """Count the threads of this process, but for those that a child does not miss."""
-    of_driver = sum(bool(_OF_THE_DRIVER.fullmatch(name)) for name in system.names_of_threads())
+    of_driver = sum(bool(_OF_THE_DRIVER.fullmatch(name)) for name in system.names_of_native_threads())
     of_plugins = sum(_is_of_plugin(thread) for thread in threading.enumerate())
     return system.threads() - of_driver - of_plugins - _readers_of_a_worker()
 

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -126,10 +127,13 @@ def threads() -> int:
         return 1
 
 
-def names_of_threads() -> list[str]:
-    """The names of the threads of this process, but for those that have its own."""
+def names_of_native_threads() -> list[str]:
+    """The names of this process's threads that `threading` does not know, but for those that have its own."""
     own = text_of(Path("/proc/self/comm")).strip()
-    names = (text_of(file).strip() for file in Path("/proc/self/task").glob("*/comm"))
+    # Since Python 3.14 the system has the names of these, too.
+    of_python = {str(thread.native_id) for thread in threading.enumerate()}
+    files = (file for file in Path("/proc/self/task").glob("*/comm") if file.parent.name not in of_python)
+    names = (text_of(file).strip() for file in files)
     return sorted(name for name in names if name not in ("", own))
 
 

@@ -91,6 +91,23 @@ class ThreadsTest(unittest.TestCase):
         for name in ("some_library", "cuda-EvtHandlr"):
             self.assertEqual(self.check_with_thread(name.encode()), expected % name)
 
+    def test_threads_of_python_are_not_named(self) -> None:
+        """A child does without those of plugins, and Python 3.14 gives each of them a name of the system."""
+        done, named = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            ctypes.CDLL(None).prctl(15, b"of_a_plugin", 0, 0, 0)
+            named.set()
+            done.wait()
+
+        wait.__module__ = "pytest_timeout"
+        thread = threading.Thread(target=wait)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(done.set)
+        named.wait()
+        self.assertIn("would miss (some_library)", str(self.check_with_thread(b"some_library")))
+
     def test_the_thread_of_nvml_is_not_missed(self) -> None:
         """Covered on a GPU by the check `fork-survives`."""
         self.assertIsNone(self.check_with_thread(b"cuda00001c00008"))
