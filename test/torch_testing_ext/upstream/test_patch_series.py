@@ -1,5 +1,6 @@
 """The series of patches for PyTorch: which patch is for which torch, and when a patch counts as proven."""
 
+import re
 import sys
 import unittest
 from contextlib import redirect_stdout
@@ -94,6 +95,12 @@ class RealSeriesTest(unittest.TestCase):
         order = (SERIES / "README.md").read_text()
         for patch in patch_series.load(SERIES, "2.15"):
             self.assertRegex(order, rf"(?m)^\| .*\b{patch.number:04}\b")
+
+    def test_the_table_of_proofs_has_each_patch_with_its_number_of_tests(self) -> None:
+        table = (SERIES / "README.md").read_text().partition("## Proven")[2]
+        for patch in patch_series.load(SERIES, "2.15"):
+            tests = len(re.findall(r"^ +def test_", patch.test.read_text(), re.MULTILINE))
+            self.assertIn(f"| {patch.number:04} | {tests} |", table)
 
 
 class FakeSeriesTest(FolderCase):
