@@ -39,19 +39,23 @@ _ARGUMENTS = (
     # What the preloaded server has imported: torch_testing_ext, for example, which contains a plugin of pytest.
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
-# Options of a project that would select tests by what pytest itself remembers, write files that all workers share, or
-# leave the tests to other processes.
+# Options of a project that would select tests by what pytest itself remembers, write files that all workers share,
+# leave the tests to other processes, or change and judge snapshots by the tests of one worker (syrupy's).
 _OVERRULED: dict[str, Any] = {
     "basetemp": None,
     "collectonly": False,
     "dist": "no",
     "failedfirst": False,
+    "htmlpath": None,
+    "json_report": False,
     "lf": False,
     "maxfail": 0,
     "newfirst": False,
     "numprocesses": None,
     "stepwise": False,
     "tx": [],
+    "update_snapshots": False,
+    "warn_unused_snapshots": True,
     "xmlpath": None,
 }
 # The name of pytest-cov's plugin.
@@ -129,13 +133,8 @@ class Collection:
 
     def _has_hooks_of_project(self) -> bool:
         """Whether the project itself does something at the beginning or the end of a session."""
-        manager = self.config.pluginmanager
-        installed = {"_pytest", _package(self)}
-        installed.update(_package(plugin) for plugin, _ in manager.list_plugin_distinfo())
-        for plugin in manager.get_plugins():
-            if _package(plugin) not in installed and any(hasattr(plugin, hook) for hook in _SESSION_HOOKS):
-                return True
-        return False
+        of_project = plugins_of_project(self.config)
+        return any(hasattr(plugin, hook) for plugin in of_project for hook in _SESSION_HOOKS)
 
     def run(self, items: list[Any], loop: Any) -> None:
         """Have pytest run `loop`, in place of its own loop over all tests."""
@@ -164,11 +163,15 @@ class Collection:
         return tuple(f"pytest has no setting {name}.{nearest(name, known, only_near=True)}" for name in unknown)
 
     def finish(self, status: int = 0) -> int:
-        """End the session. Returns the exit status, which plugins may have changed."""
+        """End the session. Returns the exit status, which the project's hooks may have changed.
+
+        Installed plugins judge a whole session, and this one has few of its tests.
+        """
         self._session.exitstatus = status
+        judges = any(hasattr(plugin, "pytest_sessionfinish") for plugin in plugins_of_project(self.config))
         self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
         pytest_internals.unconfigure(self.config)
-        return int(self._session.exitstatus)
+        return int(self._session.exitstatus) if judges else status
 
     # -- hooks of the interpreter, which pytest replaces: they are not for tests that unittest runs
 
@@ -180,6 +183,14 @@ class Collection:
         finally:
             self._hooks = sys.unraisablehook, threading.excepthook
             sys.unraisablehook, threading.excepthook = before
+
+
+def plugins_of_project(config: Any) -> list[Any]:
+    """The plugins that are neither pytest's, nor ours, nor installed, such as conftest files."""
+    manager = config.pluginmanager
+    installed = {"_pytest", __name__.partition(".")[0]}
+    installed.update(_package(plugin) for plugin, _ in manager.list_plugin_distinfo())
+    return [plugin for plugin in manager.get_plugins() if _package(plugin) not in installed]
 
 
 def make_config(load_as: LoadAs, observer: Any) -> Any:

@@ -18,7 +18,7 @@ from torch_testing_ext.runner.load_as import FilesFound, LoadAs
 
 from .errors_of_pytest import explain_error
 from .fork_parent_messages import FindFiles, Nothing
-from .pytest_collection import Adapter, make_config, own_streams
+from .pytest_collection import Adapter, make_config, own_streams, plugins_of_project
 
 
 def run_and_exit(request: FindFiles, channel: Channel[Nothing]) -> NoReturn:
@@ -41,6 +41,7 @@ def find_files(load_as: LoadAs) -> FilesFound:
             config = make_config(load_as, finder)
             config.args[:] = [place.partition("::")[0] if not Path(place).exists() else place for place in config.args]
             session = pytest.Session.from_config(config)
+            _start(session)
             session.perform_collect()
         except _AllFound:
             pass
@@ -51,6 +52,13 @@ def find_files(load_as: LoadAs) -> FilesFound:
                 with suppress(Exception):
                     pytest_internals.unconfigure(config)
     return FilesFound(tuple(dict.fromkeys(finder.paths)), tuple(finder.failures.items()))
+
+
+def _start(session: pytest.Session) -> None:
+    """Let installed plugins begin a session, without which some fail at collectors."""
+    manager = session.config.pluginmanager
+    start = manager.subset_hook_caller("pytest_sessionstart", plugins_of_project(session.config))
+    start(session=session)
 
 
 class _AllFound(BaseException):

@@ -1,4 +1,4 @@
-"""The fixtures that tests of a file share, and their names for a user."""
+"""What tests of a file share, which therefore run in one process: fixtures, and marks that say so."""
 
 import unittest
 from collections.abc import Iterable, Iterator
@@ -15,8 +15,10 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
     name_in_file,
 )
 
-# The definition of a fixture; the class whose tests share it, "" for the whole file.
+# The definition of a fixture; the class whose tests share it, "" for the whole file. Or the name of a mark; its group.
 _Key = tuple[Any, str]
+# The marks of pytest-dependency and pytest-xdist.
+_DEPENDENCY, _GROUP_OF_XDIST = "dependency", "xdist_group"
 
 
 @dataclass(eq=False)
@@ -27,12 +29,12 @@ class _Group:
     numbers: list[int]
 
 
-def shared_fixtures_of(items: list[Any], plugins: frozenset[str]) -> dict[int, str]:
-    """Name the fixtures that tests share, by the number of each test: those with one name run in one process."""
+def shared_by_tests(items: list[Any], plugins: frozenset[str]) -> dict[int, str]:
+    """Name what tests share, by the number of each test: those with one name run in one process."""
     groups: list[_Group] = []
     group_of: dict[_Key, _Group] = {}
     for number, item in enumerate(items):
-        keys = set(_shared_fixtures(item, plugins))
+        keys = {*_shared_fixtures(item, plugins), *_shared_marks(item)}
         if not keys:
             continue
         merged = _Group(keys, [number])
@@ -51,9 +53,10 @@ def _labels(groups: Iterable[_Group]) -> dict[int, str]:
     labels: dict[int, str] = {}
     taken: set[str] = set()
     for group in groups:
-        names = sorted({_label(key) for key in group.keys})
-        fixtures = "fixture" if len(names) == 1 else "fixtures"
-        label = f"{fixtures} {', '.join(names[:3])}"
+        names = sorted({_label(key) for key in group.keys if not isinstance(key[0], str)})
+        marks = sorted({mark for mark, _ in group.keys if isinstance(mark, str)})
+        kinds = (("fixture", names[:3]), ("mark", marks))
+        label = " and ".join(f"{kind}{'s' * (len(of) > 1)} {', '.join(of)}" for kind, of in kinds if of)
         while label in taken:
             label += " (another)"
         taken.add(label)
@@ -75,6 +78,14 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
                 yield definition, ""
             elif cls is not None:
                 yield definition, name_in_file(cls)
+
+
+def _shared_marks(item: Any) -> Iterator[_Key]:
+    if item.get_closest_marker(_DEPENDENCY) is not None:
+        yield _DEPENDENCY, ""
+    group = item.get_closest_marker(_GROUP_OF_XDIST)
+    if group is not None:
+        yield _GROUP_OF_XDIST, str(group.args[0] if group.args else group.kwargs.get("name", "default"))
 
 
 def _label(key: _Key) -> str:
