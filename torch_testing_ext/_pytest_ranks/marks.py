@@ -172,6 +172,10 @@ def spec_for(size: int, keywords: Mapping[str, Any], default: str = CPU) -> Rank
     `default`: the project's setting, for a mark that says neither devices nor backend.
     """
     unknown = sorted(keywords.keys() - {"size", *_KEYWORDS})
+    if "faults" in unknown:
+        raise BadMark(
+            f"the mark {NAME} has no argument faults: faults are a mark of their own, @pytest.mark.faults(...)"
+        )
     if unknown:
         raise BadMark(f"the mark {NAME} has no argument {unknown[0]}.{nearest(unknown[0], _KEYWORDS)}")
     backend = _checked_backend(keywords.get("backend"))

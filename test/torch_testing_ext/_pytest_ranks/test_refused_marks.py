@@ -32,6 +32,7 @@ REFUSED = {
     "two_marks": ("@mark(2)\n@mark(3)\ndef test_x(): ...", "the test has the mark world_size twice"),
     "keyword": ("@mark(2, device=1)\ndef test_x(): ...",
                 "the mark world_size has no argument device. Did you mean: devices?"),
+    "faults": ("@mark(2, faults=[])\ndef test_x(): ...", "faults are a mark of their own, @pytest.mark.faults(...)"),
     "size_by_name": ("@mark(world_size=2)\ndef test_x(): ...", "Write @pytest.mark.world_size(2)"),
     "size_twice": ("@mark(2, size=2)\ndef test_x(): ...", "needs one argument"),
     "misspelt": ("@pytest.mark.wrld_size(2)\ndef test_x(dist_env): ...", "(it has the mark wrld_size: a typo?)"),

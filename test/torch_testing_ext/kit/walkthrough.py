@@ -49,7 +49,7 @@ class Walkthrough:
                     self._last_file = self.folder / named[1]
                 faults += self._change(FILE.sub("", text, count=1))
             elif kind == "console":
-                faults += [fault for command, shown in COMMAND.findall(text) for fault in self._type(command, shown)]
+                faults += [fault for command, shown in COMMAND.findall(text) for fault in self.type(command, shown)]
         return faults
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ class Walkthrough:
         self._last_file.write_text(source.replace(before, after), encoding="utf-8")
         return []
 
-    def _type(self, command: str, shown: str) -> list[str]:
+    def type(self, command: str, shown: str) -> list[str]:
         """Run a command; what the page shows must be a part of what it prints, `...` standing for anything."""
         self.commands += 1
         done = self.run(command)

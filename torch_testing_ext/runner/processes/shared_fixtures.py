@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from torch_testing_ext._pytest_ranks.marks import NAME, SPEC, scope_node
 from torch_testing_ext._pytest_ranks.pytest_internals import (
     UNITTEST_FIXTURE,
     XUNIT_FIXTURES,
@@ -81,6 +82,10 @@ def _shared_fixtures(item: Any, plugins: frozenset[str]) -> Iterator[_Key]:
 
 
 def _shared_marks(item: Any) -> Iterator[_Key]:
+    spec = item.stash.get(SPEC, None)
+    if spec is not None and spec.scope != "function":
+        # Tests of a class or module whose ranks are alike share them.
+        yield NAME, f"{scope_node(item, spec).nodeid} {spec}"
     if item.get_closest_marker(_DEPENDENCY) is not None:
         yield _DEPENDENCY, ""
     group = item.get_closest_marker(_GROUP_OF_XDIST)

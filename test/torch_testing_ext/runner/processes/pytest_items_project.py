@@ -8,6 +8,7 @@ PLAIN = subject(__file__, "pytest_items/plain.py")
 
 # Units: each fixture is made once.
 SHARED = subject(__file__, "pytest_items/shared.py")
+SHARED_RANKS = subject(__file__, "pytest_items/shared_ranks.py")
 
 RANKS = subject(__file__, "pytest_items/ranks.py")
 
@@ -47,6 +48,7 @@ FILES = {
     "test/conftest.py": CONFTEST,
     "test/test_plain.py": PLAIN,
     "test/test_shared.py": SHARED,
+    "test/test_shared_ranks.py": SHARED_RANKS,
     "test/test_ranks.py": RANKS,
     "test/test_bad_mark.py": BAD_MARK,
     "test/base_of_tests.py": BASE,

@@ -73,6 +73,9 @@ MODEL: dict[str, dict[str, tuple[str, ...]]] = {
         "TestDies::test_2": ("crashed", "exited with code 0"),
         "TestEnd::test_2": (ERROR, "in the tear-down: ValueError: the last one"),
     },
+    "test_shared_ranks.py": dict.fromkeys(
+        ("test_1", "test_alone", "test_2", "TestClass::test_1", "TestClass::test_2"), (PASSED,)
+    ),
     "test_ranks.py": {
         "test_sum": (PASSED,),
         "test_sizes[world_size=1]": (PASSED,),
