@@ -43,9 +43,9 @@ class OnATerminalTest(FolderCase):
         master, slave = os.openpty()
         self.addCleanup(os.close, master)
         command = [sys.executable, *words]
-        program = subprocess.Popen(
-            command, cwd=self.root, env=clean_environ(**environ), stdin=slave, stdout=slave, stderr=slave
-        )
+        # On a terminal, unittest is coloured since Python 3.14.
+        environ = clean_environ(PYTHON_COLORS="0", **environ)
+        program = subprocess.Popen(command, cwd=self.root, env=environ, stdin=slave, stdout=slave, stderr=slave)
         os.close(slave)
         self.addCleanup(end, program)
         said, seen, number = "", 0, 0
