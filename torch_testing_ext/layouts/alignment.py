@@ -7,7 +7,15 @@ from collections.abc import Iterator
 import torch
 
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext.layouts.tensor_parts import Held, Part, are_alike, declared_part, find_part, whole_part
+from torch_testing_ext.layouts.tensor_parts import (
+    Held,
+    Part,
+    are_alike,
+    as_real,
+    declared_part,
+    find_part,
+    whole_part,
+)
 from torch_testing_ext.layouts.training_looks import Key, LayoutRun, TensorLook
 
 # How far weights after some steps may be from those of the reference, to be found by their content.
@@ -101,7 +109,7 @@ class Alignment:
         for rank, look in self.run.looks[key].items():
             other = self._names.get((look.follows, rank))
             known = title.replace(look.follows, other) if other else title
-            whole = self.whole((step, kind, known))
+            whole = self._whole((step, kind, known))
             part = look.part or self._parts.get((look.follows, rank))
             local = look.local
             if whole is None:
@@ -121,11 +129,18 @@ class Alignment:
             for members in part.partial:
                 parts = [self.run.looks[key][member].local for member in members]
                 local = torch.stack([each for each in parts if each is not None]).sum(0)
-            found.setdefault(known, {})[rank] = part.without_padding(local), part
+            local = part.without_padding(local)
+            if local.is_complex():
+                local, part = as_real(local), Part((*part.index, None))
+            found.setdefault(known, {})[rank] = local, part
         return found
 
     def whole(self, key: Key) -> torch.Tensor | None:
-        """A tensor of the reference, in which a gradient that is not there is zero."""
+        """A tensor of the reference as real numbers, in which a gradient that is not there is zero."""
+        whole = self._whole(key)
+        return None if whole is None else as_real(whole)
+
+    def _whole(self, key: Key) -> torch.Tensor | None:
         step, kind, name = key
         look = self.reference.looks.get(key, {}).get(0)
         if look is None and kind == "clipped":

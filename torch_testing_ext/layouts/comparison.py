@@ -16,12 +16,11 @@ from torch_testing_ext.layouts.hypotheses import (
     Reason,
     factor_of,
     is_close,
-    largest,
     listed,
 )
 from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
 from torch_testing_ext.layouts.norm_hypotheses import reasons_for_norm
-from torch_testing_ext.layouts.tensor_parts import Held
+from torch_testing_ext.layouts.tensor_parts import Held, as_real, differences, finite, largest
 from torch_testing_ext.layouts.training_looks import LOAD, ORDER, Key, LayoutRun, Setup
 
 # Of the largest element of its kind: below, a tensor counts as zero.
@@ -160,16 +159,15 @@ class Comparison:
     def _off(self, key: Key, whole: torch.Tensor, held: Held, of_kind: float) -> float:
         """The relative error of a tensor; 0 if it is right."""
         if self.controls:
-            controls = [control.of_reference(key) for control in self.controls]
-            ratio = _rounding_ratio(
-                whole, held, [each for each in controls if each is not None], of_kind, self.setup.unit
-            )
+            controls = [as_real(each) for control in self.controls if (each := control.of_reference(key)) is not None]
+            ratio = _rounding_ratio(whole, held, controls, of_kind, self.setup.unit)
             self.report.worst = max(self.report.worst, ratio)
             return 0.0 if ratio <= _MOST_ROUNDING else ratio
         scale = max(largest(whole), _NOTHING / TOLERANCE * of_kind, 1e-30)
         off = 0.0
         for local, part in held.values():
-            difference = largest(local.double() - part.of(whole).double())
+            far = differences(local, part.of(whole))
+            difference = float(far.max()) if far.numel() else 0.0
             off = max(off, difference) if difference == difference else math.inf
         return 0.0 if off <= TOLERANCE * scale else off / scale
 
@@ -202,7 +200,7 @@ class Comparison:
         reasons = self.hypotheses.of_tensor(whole, held)
         says_little = not reasons or reasons[0].kind == "unlike"
         if kind == "param" and says_little:
-            before = self.aligned.whole((step - 1, "param", name)) if step else self.aligned.starts.get(name)
+            before = self.aligned.whole((step - 1, "param" if step else "start", name))
             reasons = (self.hypotheses.of_update(before, whole, held) if before is not None else []) or reasons
         if kind == "grad" and step and (says_little or reasons[0].is_vague):
             before = self.aligned.whole((step - 1, "grad", name))
@@ -420,11 +418,11 @@ def _rounding_ratio(
     """The difference as a multiple of what one rounding error in each weight makes."""
 
     def root(tensor: torch.Tensor) -> float:
-        return float(tensor.double().pow(2).mean().sqrt()) if tensor.numel() else 0.0
+        return float(tensor.pow(2).mean().sqrt()) if tensor.numel() else 0.0
 
-    floor = unit * max(root(whole), 1e-3 * unit * of_kind) + 1e-30
-    moved = max([root(control.double() - whole.double()) for control in controls], default=0.0)
-    worst = max(root(local.double() - part.of(whole).double()) for local, part in held.values())
+    floor = unit * max(root(finite(whole)), 1e-3 * unit * of_kind) + 1e-30
+    moved = max([root(differences(control, whole)) for control in controls], default=0.0)
+    worst = max(root(differences(local, part.of(whole))) for local, part in held.values())
     return worst / max(moved, floor) if worst == worst else math.inf
 
 
@@ -440,7 +438,7 @@ def _shares(whole: torch.Tensor, held: Held, tolerance: float, explained: bool) 
         elif factor is not None and is_close(local, factor * want, scale * max(1.0, abs(factor)), tolerance):
             found[rank] = f"has {factor:.4g} times the reference"
         else:
-            off = largest(local.double() - want.double()) / scale
+            off = float(differences(local, want).max()) / scale
             found[rank] = (
                 f"has {factor:.2f} of the reference" if factor is not None and explained else f"off by {off:.2g}"
             )

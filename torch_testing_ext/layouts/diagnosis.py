@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from torch_testing_ext.layouts.alignment import Alignment
-from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close, largest
+from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close
 from torch_testing_ext.layouts.layout_findings import LayoutFinding
+from torch_testing_ext.layouts.tensor_parts import as_real, largest
 from torch_testing_ext.layouts.training_looks import (
     OUTPUT,
     OUTPUT_GRADIENT,
@@ -38,7 +39,7 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
 
     def flat(value: Callable[[str], torch.Tensor | None]) -> torch.Tensor:
         values = [(value(name), whole) for name, whole in wholes.items()]
-        return torch.cat([(whole * 0 if each is None else each).double().flatten() for each, whole in values])
+        return torch.cat([(whole * 0 if each is None else as_real(each)).double().flatten() for each, whole in values])
 
     one = [flat(lambda name, part=part: alone.of_reference((part, SAMPLE, name))) for part in range(parts)]  # type: ignore[misc]
     # Others have no labels.

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_testing_ext._torch.compared_training import before_norms, is_training
+from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext.layouts.heard_calls import HeardCalls
 from torch_testing_ext.layouts.layout_text import places_of
 from torch_testing_ext.layouts.module_outputs import ModuleProbe
@@ -149,8 +150,8 @@ class Layout:
         """Move weights of one value, such as zeros and ones, and keep all for other runs."""
         for title, param in self._named(model):
             with torch.no_grad():
-                if param.is_floating_point() and param.dtype != self._setup.dtype:
-                    param.data = param.data.to(self._setup.dtype)
+                if param.dtype != (dtype := self._dtype_of(param)):
+                    param.data = param.data.to(dtype)
                 # A trainer cuts its model over meshes of one rank, too.
                 whole = local_of(param)
                 if self._setup.generic and whole.numel() and bool((whole == whole.flatten()[0]).all()):
@@ -167,7 +168,7 @@ class Layout:
                 f"{title} is {list(local.shape)} here and {list(whole.shape)} in the reference, and nothing says how "
                 f"it is cut: load before cutting it, or write layout.dims[{title!r}] = 'tp .'"
             )
-        moved = part.of(whole.to(self._setup.dtype) if param.is_floating_point() else whole)
+        moved = part.of(whole.to(self._dtype_of(param)))
         if moved.dtype != local.dtype:
             param.data = param.data.to(moved.dtype)
             local = local_of(param)
@@ -177,7 +178,14 @@ class Layout:
         """One rounding error for each element, for a control run."""
         noise = torch.Generator().manual_seed(zlib.crc32(f"{title}{self._setup.nudge}".encode()))
         sign = torch.randint(0, 2, value.shape, generator=noise) * 2 - 1
-        return (value.double() * sign * self._setup.unit).to(value.dtype)
+        wide = torch.promote_types(value.dtype, torch.float64)
+        return (value.to(wide) * sign * self._setup.unit).to(value.dtype)
+
+    def _dtype_of(self, tensor: torch.Tensor) -> torch.dtype:
+        """The type that a tensor of the program has in this run. Integers keep theirs."""
+        if tensor.is_complex():
+            return self._setup.dtype.to_complex()
+        return self._setup.dtype if tensor.is_floating_point() else tensor.dtype
 
     def _count(self, module: nn.Module) -> None:
         if self._step < self._setup.first_step and is_training():
@@ -189,31 +197,34 @@ class Layout:
         return steps if self._setup.end_step is None else min(steps, self._setup.end_step)
 
     def batches(self, make: Callable[[int], Any], steps: int) -> Iterator[Any]:
-        """Yield this rank's part of each global batch, which `make(step)` returns: a tensor, or a tuple of them.
+        """Yield this rank's part of each global batch, which `make(step)` returns: tensors, in a tuple, list or dict.
 
         Dimension 0 of each is cut over the data axes, dimension 1 over the sequence axes.
         """
-        setup, last = self._setup, self.steps(steps)
-        for step in range(setup.first_step, last if self.only is None else min(last, 1)):
-            batch = make(step)
-            is_tuple = isinstance(batch, tuple)
-            whole = batch if is_tuple else (batch,)
+        last = self.steps(steps)
+        for step in range(self._setup.first_step, last if self.only is None else min(last, 1)):
+            values, structure = pytrees.tree_flatten(make(step))
+            whole = [each for each in values if isinstance(each, torch.Tensor) and each.dim()]
+            if not whole:
+                raise ValueError(f"there is no tensor of samples in the batch of step {step}")
             self.samples = whole[0].shape[0]
             whole = whole if self.only is None else self._only(whole, self.only)
-            cut = tuple(self._cut(each.to(setup.dtype) if each.is_floating_point() else each) for each in whole)
+            cut = [self._cut(each.to(self._dtype_of(each))) for each in whole]
             self.saw(cut[0])
-            yield cut if is_tuple else cut[0]
+            parts = iter(cut)
+            own = [next(parts) if isinstance(each, torch.Tensor) and each.dim() else each for each in values]
+            yield pytrees.tree_unflatten(own, structure)
 
-    def _only(self, batch: tuple[torch.Tensor, ...], part: int) -> tuple[torch.Tensor, ...]:
+    def _only(self, batch: list[torch.Tensor], part: int) -> list[torch.Tensor]:
         """The batch with only one part that counts: by labels of -100 elsewhere if it has such, else one sample."""
         row, chunk = divmod(part, self._setup.chunks)
         labels = next((each for each in batch if not each.is_floating_point() and bool((each == _IGNORED).any())), None)
         if labels is None:
-            return tuple(each[row : row + 1] for each in batch)
+            return [each[row : row + 1] for each in batch]
         kept = torch.full_like(labels, _IGNORED)
         columns = torch.arange(labels.shape[1]).chunk(self._setup.chunks)[chunk] if labels.dim() > 1 else slice(None)
         kept[row, columns] = labels[row, columns]
-        return tuple(kept if each is labels else each for each in batch)
+        return [kept if each is labels else each for each in batch]
 
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
         kinds = ((self._setup.data, "samples"), (self._setup.sequence, "positions"))
@@ -228,7 +239,7 @@ class Layout:
     def saw(self, samples: torch.Tensor) -> None:
         """Note the samples that this rank trains on in the next step. A program with its own loader calls it."""
         key = (self._step + 1, "data", "samples")
-        rows = torch.tensor([zlib.crc32(bytes_of(row)) for row in samples.detach().cpu()])
+        rows = torch.tensor([zlib.crc32(bytes_of(row)) for row in copy_of_local(samples)])
         known = self._looks.get(key)
         self._looks[key] = TensorLook(rows if known is None or known.local is None else torch.cat([known.local, rows]))
 

@@ -13,10 +13,11 @@ def why_it_does_not_train(reference: LayoutRun) -> str:
     if not steps:
         return "the reference records no gradients: call layout.step, or layout.watch"
     first = steps[0]
-    gradients = {n: of[0].local for (step, kind, n), of in reference.looks.items() if (step, kind) == (first, "grad")}
-    for name, gradient in gradients.items():
+    for (_, kind, name), of in reference.looks.items():
+        gradient = of[0].local if kind == "grad" else None
         if gradient is not None and not bool(gradient.isfinite().all()):
             return f"the reference's gradients are not finite: {name}"
+    gradients = {n: of[0].local for (step, kind, n), of in reference.looks.items() if (step, kind) == (first, "grad")}
     if all(gradient is None or not gradient.any() for gradient in gradients.values()):
         return "the reference does not train: all gradients are zero"
     before = [reference.of_reference((-1, "start", name)) for name in gradients]

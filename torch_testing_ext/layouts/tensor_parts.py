@@ -108,8 +108,33 @@ def copy_of_local(tensor: Any) -> torch.Tensor:
         local = local_of(tensor)
         # DTensor gives one that is still being communicated.
         local = local.wait() if hasattr(local, "wait") else local
+        # Gradients of embeddings may be sparse.
+        local = local if local.layout == torch.strided else local.to_dense()
         copy: torch.Tensor = local.detach().cpu().clone()
         return copy
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor with its two parts as a last dimension; another tensor itself."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """How far elements are from each other: not at all if they are equal, as infinite ones, or both not a number."""
+    a, b = as_real(a).double(), as_real(b).double()
+    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+
+
+def finite(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements that are finite, in float64. Masks of attention have others."""
+    wide = as_real(tensor).double()
+    return wide[wide.isfinite()]
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest finite element, without its sign; 0 if there is none."""
+    elements = finite(tensor)
+    return float(elements.abs().max()) if elements.numel() else 0.0
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -135,17 +160,17 @@ def are_alike(local: torch.Tensor, whole: torch.Tensor, tolerance: float) -> boo
     """Whether two tensors of one shape are equal, or differ by no more than `tolerance` of the largest element."""
     if not tolerance or not whole.numel():
         return torch.equal(local, whole)
-    bound = tolerance * float(whole.double().abs().max())
-    return bool((local.double() - whole.double()).abs().max() <= bound)
+    return bool(differences(local, whole).max() <= tolerance * largest(whole))
 
 
 def _found_rows(local: torch.Tensor, whole: torch.Tensor, dim: int, tolerance: float) -> Part | None:
     known = {bytes_of(row): number for number, row in enumerate(whole.unbind(dim))}
     rows = torch.tensor([known.get(bytes_of(row), -1) for row in local.unbind(dim)])
     if tolerance and whole.shape[dim]:
-        mine, all_rows = (each.double().movedim(dim, 0).reshape(each.shape[dim], -1) for each in (local, whole))
+        rows_of = (as_real(each).double().movedim(dim, 0) for each in (local, whole))
+        mine, all_rows = (each.reshape(len(each), -1) for each in rows_of)
         near = torch.cdist(mine, all_rows, p=math.inf).min(1)
-        bound = tolerance * float(whole.double().abs().max())
+        bound = tolerance * largest(whole)
         rows = torch.where(near.values <= bound, near.indices, -1)
     if not len(rows) or 2 * int((rows >= 0).sum()) < len(rows):
         return None

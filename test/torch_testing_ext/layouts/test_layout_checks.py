@@ -1,6 +1,7 @@
 """Trainings under layouts: sound ones are silent, planted mistakes are told, and bad input is refused in a sentence."""
 
 import contextlib
+import functools
 
 import layout_programs as programs
 import layout_tables as tables
@@ -117,6 +118,104 @@ def trains(parameter, layout, loss=lambda parameter, batch: (parameter * batch).
 
 def ones():
     return torch.ones(2)
+
+
+class Masked(nn.Linear):
+    """A layer with a mask of attention, a value that is unset, and an index."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        self.register_buffer("unset", torch.tensor([torch.nan, 1.0]))
+        self.register_buffer("index", torch.arange(2))
+
+    def forward(self, batch):
+        return torch.softmax(super().forward(batch)[:, None, :] + self.mask, -1) @ batch[:, :, None]
+
+
+class Turned(nn.Linear):
+    """A layer with complex weights, and ones without elements, of integers and that are frozen."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.turn = nn.Parameter(torch.randn(2, 2, dtype=torch.complex64))
+        self.empty = nn.Parameter(torch.empty(0, 2))
+        self.codes = nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, batch):
+        return torch.view_as_real(super().forward(batch).to(self.turn.dtype) @ self.turn) + self.empty.sum()
+
+
+class Looked(nn.Sequential):
+    """An embedding with sparse gradients."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(8, 2, sparse=True), nn.Linear(2, 2))
+
+    def forward(self, batch):
+        return super().forward(batch.long())
+
+
+def trains_odd(make_model, layout, mistake=lambda model: None, pack=lambda tensor: tensor, take=lambda batch: batch):
+    """A model over dp. `mistake`: in rank 1 after the backward. `take`: the samples of a packed batch."""
+    model = layout.load(make_model())
+    optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], 0.1)
+    for batch in layout.batches(lambda step: pack(torch.arange(8.0).reshape(4, 2) % (3 + step)), steps=2):
+        loss = model(take(batch)).square().mean()
+        loss.backward()
+        for param in model.parameters() if layout.size("dp") > 1 else ():
+            if param.grad is not None and param.grad.numel():
+                gradient = param.grad.to_dense()
+                dist.all_reduce(gradient, group=layout.group("dp"))
+                param.grad = gradient / layout.size("dp")
+        if layout.place("dp"):
+            mistake(model)
+        layout.step(model, optimizer, loss)
+
+
+class OddModelsTest(LayoutCase):
+    """Models with values and types that are rare: nothing is told of sound ones, and mistakes in them are."""
+
+    @pytest.mark.slow
+    def test_sound(self):
+        for make_model in (Masked, Turned, Looked):
+            with self.subTest(make_model):
+                self.alike(functools.partial(trains_odd, make_model), "dp=2")
+
+    @pytest.mark.slow
+    def test_low_precision(self):
+        for make_model in (Masked, Turned):
+            with self.subTest(make_model):
+                self.alike(functools.partial(trains_odd, make_model), "dp=2", dtypes=(torch.bfloat16,))
+
+    @pytest.mark.slow
+    def test_values_that_are_infinite(self):
+        def unmasks(model):
+            model.mask[0, 0] = 0.5
+
+        for dtype in (torch.float64, torch.bfloat16):
+            with self.subTest(dtype):
+                train = functools.partial(trains_odd, Masked, mistake=unmasks)
+                self.told(train, "dp=2", "mask", "unlike", "dp", dtypes=(dtype,))
+
+    @pytest.mark.slow
+    def test_parts_that_are_imaginary(self):
+        def doubles(model):
+            model.turn.grad = torch.complex(model.turn.grad.real, 2 * model.turn.grad.imag)
+
+        self.told(functools.partial(trains_odd, Turned, mistake=doubles), "dp=2", "turn", "unlike", "dp")
+
+    def test_batches(self):
+        for pack, take in (
+            (lambda tensor: {"ids": tensor, "scale": 2.0, "mask": None}, lambda batch: batch["ids"] * batch["scale"]),
+            (lambda tensor: [(3, tensor)], lambda batch: batch[0][1]),
+        ):
+            with self.subTest(pack("ids")):
+                train = functools.partial(trains_odd, Masked, pack=pack, take=take)
+                self.alike(train, "dp=2")
+        with self.refused("there is no tensor of samples in the batch of step 0", RankError):
+            check_layouts(functools.partial(trains_odd, Masked, pack=lambda tensor: 3), "dp=2")
 
 
 class RefusalsTest(LayoutCase):
