@@ -1,16 +1,14 @@
-"""FSDP2 around tensor parallelism trains like FSDP1 around tensor parallelism, and like one model on one device.
-
-The ranks of a tensor-parallel group share a batch. The single model trains on all batches, with the mean of the losses.
-"""
+"""FSDP2 around tensor parallelism trains like one model on one device, and communicates no more than it must."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -21,10 +19,12 @@ from torch.distributed.tensor.parallel import (
 
 from torch_testing_ext.common_distributed import at_least_x_gpu
 from torch_testing_ext.common_fsdp import FSDPTest
-from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.layouts import Layout, check_layouts
 
 WIDTH = 8
 STEPS = 3
+DP, TP = 2, 2
 
 TENSOR_PARALLEL = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 # Activations between blocks are sharded over the batch: each rank of a tensor-parallel group normalises its own rows.
@@ -57,122 +57,88 @@ class Block(nn.Module):
         return self.norm(x + self.down(self.up(x).relu()))
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def plain_model(device_type: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block()).to(device_type)
 
 
-class TestFullyShardTPIntegration(FSDPTest):
+def parallelize(model: nn.Module, mesh: DeviceMesh, plan: dict, reshard_after_forward: bool = True) -> nn.Module:
+    for block in model:
+        parallelize_module(block, mesh["tp"], dict(plan))
+        fully_shard(block, mesh=mesh["dp"], reshard_after_forward=reshard_after_forward)
+    return fully_shard(model, mesh=mesh["dp"], reshard_after_forward=reshard_after_forward)
+
+
+def batch_of(step: int) -> torch.Tensor:
+    return torch.rand(4 * DP, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(output: torch.Tensor) -> torch.Tensor:
+    # A sum, so that ranks can compute it from parts of the rows; not linear, or LayerNorm has no gradient.
+    return output.pow(3).sum()
+
+
+class OnMesh:
+    """The needs of these tests."""
+
     @property
     def world_size(self) -> int:
-        return 4
+        return DP * TP
 
     @property
     def device_type(self) -> str:
         """The CPU beside 1 to 3 accelerators, too."""
         accelerator = torch.accelerator.current_accelerator()
-        return accelerator.type if accelerator is not None and at_least_x_gpu(4) else "cpu"
+        return accelerator.type if accelerator is not None and at_least_x_gpu(self.world_size) else "cpu"
 
-    @property
-    def device(self) -> torch.device:
-        on_cpu = self.device_type == "cpu"
-        return torch.device(self.device_type, None if on_cpu else torch.accelerator.current_device_index())
 
-    def mesh_2d(self) -> DeviceMesh:
-        return init_device_mesh(self.device_type, (2, 2), mesh_dim_names=("dp", "tp"))
+class TestFullyShardTPTraining(OnMesh, TestCase):
+    def train(self, layout: Layout, device_type: str, is_sequence_parallel: bool, reshard_after_forward: bool) -> None:
+        # Making it chooses the device of the rank.
+        mesh = layout.mesh if layout.size("dp") > 1 else None
+        model = layout.load(plain_model(device_type))
+        if mesh is not None:
+            plan = SEQUENCE_PARALLEL if is_sequence_parallel else TENSOR_PARALLEL
+            parallelize(model, mesh, plan, reshard_after_forward)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        for batch in layout.batches(batch_of, STEPS):
+            loss = loss_of(model(batch.to(device_type)))
+            # FSDP averages gradients over the ranks of dp.
+            (loss / DP if mesh is None else loss).backward()
+            layout.step(model, optimizer, loss / DP)
 
-    def plain_model(self) -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(Block(), Block()).to(self.device)
-
-    def tp_model(self, mesh: DeviceMesh, plan: dict) -> nn.Module:
-        model = self.plain_model()
-        for block in model:
-            parallelize_module(block, mesh["tp"], dict(plan))
-        return model
-
-    def fsdp2_model(self, mesh: DeviceMesh, plan: dict, reshard_after_forward: bool = True) -> nn.Module:
-        model = self.tp_model(mesh, plan)
-        for block in model:
-            fully_shard(block, mesh=mesh["dp"], reshard_after_forward=reshard_after_forward)
-        return fully_shard(model, mesh=mesh["dp"], reshard_after_forward=reshard_after_forward)
-
-    def fsdp1_model(self, mesh: DeviceMesh, plan: dict) -> FSDP:
-        return FSDP(
-            self.tp_model(mesh, plan),
-            device_mesh=mesh["dp"],
-            auto_wrap_policy=ModuleWrapPolicy({Block}),
-            use_orig_params=True,
-            device_id=self.device,
+    @parametrize("is_sequence_parallel", [False, True])
+    @parametrize("reshard_after_forward", [True, False])
+    def test_fully_shard_tp_matches_single_device(self, is_sequence_parallel, reshard_after_forward):
+        """With sequence parallelism, the ranks of a tensor-parallel group share the rows of a batch, too."""
+        data = ("dp", "tp") if is_sequence_parallel else ("dp",)
+        device_type = self.device_type
+        train = functools.partial(
+            self.train,
+            device_type=device_type,
+            is_sequence_parallel=is_sequence_parallel,
+            reshard_after_forward=reshard_after_forward,
         )
+        devices = 0 if device_type == "cpu" else self.world_size
+        check_layouts(train, f"dp={DP} tp={TP}", data=data, devices=devices, strict=True)
 
-    def batch(self, step: int, dp_rank: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(10 * step + dp_rank)
-        return torch.rand(4, WIDTH, generator=generator).to(self.device)
 
-    def test_fully_shard_tp_matches_fsdp1_tp_and_single_device(self):
-        self.run_subtests(
-            {"sequence_parallel": [False, True], "reshard_after_forward": [True, False]}, self._test_parity
-        )
-
-    def _test_parity(self, sequence_parallel: bool, reshard_after_forward: bool) -> None:
-        mesh = self.mesh_2d()
-        plan = SEQUENCE_PARALLEL if sequence_parallel else TENSOR_PARALLEL
-        single = self.plain_model()
-        fsdp1, fsdp2 = self.fsdp1_model(mesh, plan), self.fsdp2_model(mesh, plan, reshard_after_forward)
-        models = (single, fsdp1, fsdp2)
-        optimizers = [torch.optim.Adam(model.parameters(), lr=0.05) for model in models]
-        dp_rank, tp_rank = mesh.get_coordinate()
-
-        def mine(rows: torch.Tensor) -> torch.Tensor:
-            return rows.chunk(2)[tp_rank] if sequence_parallel else rows
-
-        for step in range(STEPS):
-            batches = [self.batch(step, other) for other in range(mesh.size(0))]
-            expected = [single(batch) for batch in batches]
-            torch.stack([self.loss(output) for output in expected]).mean().backward()
-
-            for name, model in (("FSDP1", fsdp1), ("FSDP2", fsdp2)):
-                output = model(mine(batches[dp_rank]))
-                self.assertEqual(mine(expected[dp_rank]), output, msg=f"{name} output, step {step}, rank {self.rank}")
-                self.loss(output).backward()
-            self._check_grads(single, fsdp1, fsdp2, step)
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-            self._check_params(single, fsdp1, fsdp2, step)
-
-    @staticmethod
-    def loss(output: torch.Tensor) -> torch.Tensor:
-        # A sum, so that ranks can compute it from parts of the rows; not linear, or LayerNorm has no gradient.
-        return output.pow(3).sum()
-
-    def _check_grads(self, single: nn.Module, fsdp1: FSDP, fsdp2: nn.Module, step: int) -> None:
-        with FSDP.summon_full_params(fsdp1, with_grads=True):
-            of_fsdp1 = {name: full(param.grad) for name, param in fsdp1.named_parameters()}
-        of_fsdp2 = {name: full(param.grad) for name, param in fsdp2.named_parameters()}
-        for name, param in single.named_parameters():
-            self.assertEqual(param.grad, of_fsdp2[name], msg=f"FSDP2 gradient of {name}, step {step}")
-            self.assertEqual(param.grad, of_fsdp1[name], msg=f"FSDP1 gradient of {name}, step {step}")
-
-    def _check_params(self, single: nn.Module, fsdp1: FSDP, fsdp2: nn.Module, step: int) -> None:
-        with FSDP.summon_full_params(fsdp1):
-            of_fsdp1 = {name: full(param).detach().clone() for name, param in fsdp1.named_parameters()}
-        of_fsdp2 = {name: full(param) for name, param in fsdp2.named_parameters()}
-        for name, param in single.named_parameters():
-            self.assertEqual(param, of_fsdp2[name], msg=f"FSDP2 {name} after step {step}")
-            self.assertEqual(param, of_fsdp1[name], msg=f"FSDP1 {name} after step {step}")
-
+class TestFullyShardTPIntegration(OnMesh, FSDPTest):
     def test_fully_shard_tp_collectives(self):
         self.run_subtests({"style": ["tensor_parallel", "sequence_parallel"]}, self._test_collectives)
 
     def _test_collectives(self, style: str) -> None:
         plan = SEQUENCE_PARALLEL if style == "sequence_parallel" else TENSOR_PARALLEL
-        model = self.fsdp2_model(self.mesh_2d(), plan)
+        mesh = init_device_mesh(self.device_type, (DP, TP), mesh_dim_names=("dp", "tp"))
+        model = parallelize(plain_model(self.device_type), mesh, plan)
+        rows = batch_of(0)[:4].to(self.device_type)
         with CommDebugMode() as comm:
-            self.loss(model(self.batch(0, 0))).backward()
+            loss_of(model(rows)).backward()
         counts = {op.__name__: count for op, count in comm.get_comm_counts().items()}
         self.assertEqual(counts, {**FSDP_COLLECTIVES, **TP_COLLECTIVES[style]})
 
+
+instantiate_parametrized_tests(TestFullyShardTPTraining)
 
 if __name__ == "__main__":
     run_tests()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -45,23 +44,26 @@ def gradients_are_not_averaged() -> AbstractContextManager[Any]:
 
 
 def only_first_optimizer_steps() -> AbstractContextManager[Any]:
+    """Of two models in a rank, the second is not trained."""
     stepping: list[Any] = []
+    step = torch.optim.SGD.step
 
-    def only_first(step: Callable) -> Callable:
-        def wrapped(optimizer: Any, *args: Any) -> Any:
-            if not stepping:
-                stepping.append(optimizer)
-            return step(optimizer, *args) if optimizer is stepping[0] else None
+    def only_first(optimizer: Any, *args: Any) -> Any:
+        if not stepping:
+            stepping.append(optimizer)
+        return step(optimizer, *args) if optimizer is stepping[0] else None
 
-        return wrapped
-
-    return mock.patch.multiple(
-        torch.optim, SGD=_with_step(torch.optim.SGD, only_first), Adam=_with_step(torch.optim.Adam, only_first)
-    )
+    return mock.patch.object(torch.optim, "SGD", type("SGD", (torch.optim.SGD,), {"step": only_first}))
 
 
-def _with_step(optimizer: type, change: Callable) -> type:
-    return type(optimizer.__name__, (optimizer,), {"step": change(optimizer.step)})
+def rate_times_ranks() -> AbstractContextManager[Any]:
+    """The learning rate is multiplied by the number of ranks."""
+
+    class Scaled(torch.optim.Adam):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, lr * (dist.get_world_size() if dist.is_initialized() else 1))
+
+    return mock.patch.object(torch.optim, "Adam", Scaled)
 
 
 def hidden_layer_is_gathered() -> AbstractContextManager[Any]:
@@ -93,7 +95,10 @@ def blocks_stay_unsharded() -> AbstractContextManager[Any]:
 
 in_fsdp1 = functools.partial(Case, fsdp1.TestTPFSDPIntegration)
 in_fsdp2 = functools.partial(Case, fsdp2.TestFullyShardTPIntegration)
-PARITY = "test_fully_shard_tp_matches_fsdp1_tp_and_single_device"
+in_training = functools.partial(Case, fsdp2.TestFullyShardTPTraining)
+TRAINING = "test_fully_shard_tp_matches_single_device_is_sequence_parallel"
+WITH_TENSORS = f"{TRAINING}_False_reshard_after_forward_True"
+WITH_SEQUENCES = f"{TRAINING}_True_reshard_after_forward_True"
 
 CASES = [
     in_fsdp1("test_fsdp_tp_integration", output_is_not_reduced, "output of rank"),
@@ -101,9 +106,9 @@ CASES = [
     in_fsdp1("test_fsdp_tp_integration", only_first_optimizer_steps, "second output of rank"),
     in_fsdp1("test_fsdp_tp_extension_grad", hidden_layer_is_gathered, "all_gather_into_tensor"),
     in_fsdp1("test_fsdp_tp_sync_module_state", module_state_is_not_broadcast, "(param|buf) after"),
-    in_fsdp2(PARITY, gradients_are_not_averaged, "FSDP2 gradient of 0.up.weight"),
-    in_fsdp2(PARITY, norm_is_not_in_the_plan, "sequence_parallel=True.*gradient of 0.norm.weight"),
-    in_fsdp2(PARITY, only_first_optimizer_steps, "FSDP2 0.up.weight after step 0"),
+    in_training(WITH_TENSORS, gradients_are_not_averaged, "the gradient of 1.norm.bias, step 0"),
+    in_training(WITH_SEQUENCES, norm_is_not_in_the_plan, r"gradient of 1.norm.*reduction\s+over\s+tp\s+is\s+missing"),
+    in_training(WITH_TENSORS, rate_times_ranks, r"after the step.*4\s+times.*the\s+learning\s+rate"),
     in_fsdp2("test_fully_shard_tp_collectives", blocks_stay_unsharded, "_allgather_base_"),
 ]
 SOUND = [

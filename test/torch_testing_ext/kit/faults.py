@@ -75,13 +75,17 @@ def first_layer_is_gathered(suite: ModuleType) -> AbstractContextManager[Any]:
 
 
 class RunsWithFault:
-    """Runs the test within `fault`, in each rank."""
+    """Runs the test, or what it trains under layouts, within `fault`, in each rank."""
 
     fault: Fault
 
     def run_test(self, name: str, pipe: Any) -> None:
         with type(self).fault():
             super().run_test(name, pipe)  # type: ignore[misc]
+
+    def train(self, *args: Any, **options: Any) -> None:
+        with type(self).fault():
+            super().train(*args, **options)  # type: ignore[misc]
 
 
 class FaultySuites:

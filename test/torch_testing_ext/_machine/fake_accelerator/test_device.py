@@ -215,7 +215,7 @@ class SuitesTest(DeviceCase):
 
     def test_of_models(self) -> None:
         names = ("test_data_parallel", "test_fsdp_tp_integration", "test_fully_shard_tp_integration")
-        self.check_suites(*names, "test_ddp_2d_parallel", "test_tp_examples", with_devices=84)
+        self.check_suites(*names, "test_ddp_2d_parallel", "test_tp_examples", with_devices=87)
 
     def test_of_compiled_models(self) -> None:
         """The compiler has nothing for this device."""
