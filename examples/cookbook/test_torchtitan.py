@@ -7,7 +7,6 @@ import dataclasses
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from torch_testing_ext.layouts import tokens
 
@@ -17,13 +16,24 @@ from torchtitan.tools import utils
 # It is read when its other modules are imported.
 utils.device_type, utils.device_module = "cpu", torch.cpu
 
+from torchtitan.components.loss import cross_entropy_loss  # noqa: E402
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims, utils as parallel_utils  # noqa: E402
 from torchtitan.models import deepseek_v3, llama3  # noqa: E402
 from torchtitan.models.common.attention import ScaledDotProductAttention  # noqa: E402
+from torchtitan.models.common.moe import GroupedExperts  # noqa: E402
 
 TORCH_DTYPE_MAP["float64"] = torch.float64
 LAYERS, LENGTH, BATCH = 2, 8, 4
+
+
+def grouped_product(self, *, A, B_t, offs):
+    """The product of each expert's tokens with its weights: the CPU has none in float64."""
+    groups = A.tensor_split(offs[:-1].tolist())
+    return torch.cat([tokens @ weight for tokens, weight in zip(groups, B_t, strict=True)])
+
+
+GroupedExperts._grouped_mm = grouped_product
 
 
 def debug_model(library):
@@ -75,7 +85,8 @@ class Trainer:
                 device=torch.device("cpu"),
                 model_config=spec.model,
                 parallelize_fn=spec.parallelize_fn,
-                loss_fn=self.loss,
+                # It expects the metrics of the loss, too.
+                loss_fn=lambda logits, labels: (self.loss(logits, labels), {}),
                 **options,
             )
         else:
@@ -87,11 +98,12 @@ class Trainer:
             part.train()
         layout.load(self.parts)
         self.optimizer = torch.optim.AdamW([param for part in self.parts for param in part.parameters()])
+        if spec.post_optimizer_build_fn is not None:
+            # Balances the load of experts before each step.
+            spec.post_optimizer_build_fn(self.optimizer, self.parts, self.dims)
 
-    def loss(self, logits, labels, **_):
-        return (
-            F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum") / self.counted
-        )
+    def loss(self, logits, labels):
+        return cross_entropy_loss(logits, labels) / self.counted
 
     def step(self, ids, labels, counted):
         self.counted = counted
