@@ -71,6 +71,8 @@ def failure_text(item: Any, error: BaseException) -> str:
 
 def make_config(arguments: list[str], plugins: list[Any]) -> Any:
     """Read pytest's command line, load plugins and configure them, as pytest.main does first."""
+    # By which programs know, since 8.2, that pytest runs them.
+    os.environ["PYTEST_VERSION"] = pytest.__version__
     config = _prepareconfig(arguments, plugins)
     config._do_configure()
     return config

@@ -129,9 +129,9 @@ def _compile_once() -> None:
         torch._dynamo.reset()
 
 
-# A worker of pytest also imports the file if other workers run its tests: there, the first
+# A worker of pytest-xdist also imports the file if other workers run its tests: there, the first
 # test that compiles does it.
-if "PYTEST_VERSION" not in os.environ:
+if "PYTEST_XDIST_WORKER" not in os.environ:
     _compile_once()
 
 

@@ -70,7 +70,8 @@ class InstalledPluginsTest(RunsCase):
     def test_only_the_project_judges_a_session(self) -> None:
         """An installed plugin judges a whole one, of which a worker has a part."""
         self.install("judges_a_session", JUDGES_A_SESSION)
-        self.write("test_it.py", "def test_one(): ...\ndef test_two(): ...\n")
+        knows = "import os, pytest\ndef test_two(): assert os.environ['PYTEST_VERSION'] == pytest.__version__\n"
+        self.write("test_it.py", f"{knows}def test_one(): ...\n")
         self.assertEqual(self.run_all(), {"test_one": "passed", "test_two": "passed"})
         self.write("conftest.py", CONFTEST)
         self.assertEqual(self.run_all(), {"test_one": "error", "test_two": "error"})
