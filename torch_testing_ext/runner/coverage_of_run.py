@@ -41,6 +41,9 @@ def measured() -> Iterator[None]:
         measuring.set_option("run:patch", _PATCHES)
         # The file of each process has a name of its own.
         measuring.set_option("run:parallel", True)
+        # This process runs nothing of the project.
+        quiet = [*measuring.config.disable_warnings, "no-data-collected"]
+        measuring.set_option("run:disable_warnings", quiet)
         measuring.start()
         try:
             yield
