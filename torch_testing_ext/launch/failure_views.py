@@ -212,7 +212,8 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             return verb if is_told else without_colours(without_cpp_place(report.summary)), site
         case RankEnding.STOPPED:
             trouble = report.nccl.trouble if report.nccl is not None else ""
-            return "; ".join(filter(None, (_still_running(report.recorder, site), trouble))), site
+            did, site = _still_running(report.recorder, site, fault.case.file)
+            return "; ".join(filter(None, (did, trouble))), site
         case RankEnding.LOST:
             return "was lost", None
         case RankEnding.UNSTARTED:
@@ -230,15 +231,24 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
             return describe_exit(report.code, as_participle=True), site
 
 
-def _still_running(record: RankRecord | None, site: Site | None) -> str:
+def _still_running(record: RankRecord | None, site: Site | None, file: str) -> tuple[str, Site | None]:
+    """What a rank that was stopped did, and its line, or that of its latest call if its test was over.
+
+    `site`: the line that it was at. `file`: the test's.
+    """
     if record is None:
-        return "still running"
+        return "still running", site
     if record.creating is not None and record.creating.is_default:
-        return f"in {INIT}"
+        return f"in {INIT}", site
     if (latest := record.latest) is None:
-        return "runs, before any collective"
+        return "runs, before any collective", site
+    call = hang.call_in_words(record, latest)
+    is_over = site is not None and site.file != file and is_library(site.file)
+    if is_over and latest.site is not None:
+        # Its exception was being told when it was stopped: the line that does that belongs to nobody.
+        return f"in {call}, then stopped" if record.has_raised else f"after {call}", latest.site
     is_in = site is not None and latest.site is not None and latest.site[:2] == site[:2]
-    return f"{'in' if is_in else 'after'} {hang.call_in_words(record, latest)}"
+    return f"{'in' if is_in else 'after'} {call}", site
 
 
 def _left_at(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[Site | None, list[int]]:
@@ -327,12 +337,12 @@ def _remarks(fault: Fault) -> Iterator[str]:
     example = next((text for text in examples if text and text not in title), "")
     if example:
         yield cut(f"in this example: {' '.join(example.split())}", _LONGEST_EXAMPLE)
-    sentences = _other_sentences(fault)
+    others = [(finding.sentence, finding) for finding in other_findings(fault) if finding != fault.finding]
     if fault.finding is not None and not fault.tells_finding and not _screen_follows(fault):
-        sentences.insert(0, fault.finding.title)
-    if sentences:
-        more = f" (and {len(sentences) - 1} more)" if len(sentences) > 1 else ""
-        yield cut(f"also: {sentences[0]}{more}", WIDTH)
+        others.insert(0, (fault.finding.title, fault.finding))
+    if others:
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        yield _with_place(f"also: {others[0][0]}", others[0][1], more)
     left = [(r.rank, leftover) for r in fault.reports for leftover in r.leftovers]
     if left:
         more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
@@ -344,10 +354,19 @@ def _remarks(fault: Fault) -> Iterator[str]:
         yield from fault.case.note.splitlines()[:2]
 
 
-def _other_sentences(fault: Fault) -> list[str]:
+def other_findings(fault: Fault) -> list[Finding]:
     """The findings of the ranks that the title does not tell."""
     told = fault.finding if fault.tells_finding else None
-    return [finding.sentence for report in fault.reports for finding in report.found if finding != told]
+    return [finding for report in fault.reports for finding in report.found if finding != told]
+
+
+def _with_place(text: str, finding: Finding, more: str) -> str:
+    """A text about a finding with what follows it, in the width of the screen: its line is not cut."""
+    if len(text + more) <= WIDTH:
+        return text + more
+    places = {site.place for site in finding.sites}
+    end = f"{'   ' + places.pop() if len(places) == 1 else ''}{more}"
+    return f"{cut(text, WIDTH - len(end))}{end}"
 
 
 def _screen_follows(fault: Fault) -> bool:

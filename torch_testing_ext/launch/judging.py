@@ -27,7 +27,7 @@ from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import hang, nccl_status
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
-from torch_testing_ext.launch.failure_views import Fault, _other_sentences, view_of
+from torch_testing_ext.launch.failure_views import Fault, other_findings, view_of
 from torch_testing_ext.launch.fault_checks import uncaught, without_fault, without_recovery
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim
 from torch_testing_ext.launch.verdict import Case, Expected, Verdict
@@ -453,7 +453,7 @@ def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls
     reports, case = fault.reports, fault.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     seconds = max((r.seconds for r in reports), default=0.0)
-    others = _other_sentences(fault)
+    others = [finding.sentence for finding in other_findings(fault)]
     are_running = any(r.ending is RankEnding.STOPPED for r in reports)
     # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
     with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]

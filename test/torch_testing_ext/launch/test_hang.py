@@ -2,6 +2,7 @@
 
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 import torch_testing_ext
@@ -9,6 +10,7 @@ from torch_testing_ext._collectives.findings.uneven_calls import differences
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord, make_record
 from torch_testing_ext._collectives.records.raw_records import pack_record, read_entry, read_raw
 from torch_testing_ext._process import system
+from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._tests.source_files import source_text
 from torch_testing_ext._torch.signs.recorded_entries import RecordedEntry
@@ -178,6 +180,35 @@ where the running ranks are:
         for data in (b"", b"{", b"{}", b"\0", whole[:-10], whole[1:]):
             with self.subTest(data=data):
                 self.assertEqual(self.last(read_raw(0, data)), "its collectives are not known (it did not answer)")
+
+
+class TestRows(unittest.TestCase):
+    """The screen shows a line of the test for each rank, never one of the library that the rank was in."""
+
+    def row(self, *frames, has_raised):
+        """What is said of a rank that has issued an all_reduce at line 12 and was stopped in these frames."""
+        site = Site(TEST, 12, "test_x")
+        record = replace(recorded(entry("all_reduce", 0, site=site)), has_raised=has_raised)
+        reports = [running(0, record, stack(*frames)), running(1)]
+        rows = judge(reports, True, Case("T.test_x", file=TEST)).failure.rows
+        (row,) = (row for row in rows if row.ranks == (0,))
+        return row.did, row.site
+
+    def test_a_rank_whose_exception_is_being_told(self):
+        harness = (str(PACKAGE / "launch" / "in_rank.py"), 173, "<lambda>")
+        for frame in (("/usr/lib/python3.11/ast.py", 50, "parse"), harness):
+            with self.subTest(frame=frame):
+                expected = "in all_reduce #1 [4], then stopped", Site(TEST, 12, "test_x")
+                self.assertEqual(self.row(frame, harness, has_raised=True), expected)
+                expected = "after all_reduce #1 [4]", Site(TEST, 12, "test_x")
+                self.assertEqual(self.row(frame, harness, has_raised=False), expected)
+
+    def test_a_rank_in_its_test(self):
+        library = ("/usr/lib/python3.11/ast.py", 50, "parse")
+        expected = "after all_reduce #1 [4]", Site(TEST, 14, "test_x")
+        self.assertEqual(self.row(library, (TEST, 14, "test_x"), has_raised=True), expected)
+        in_call = "in all_reduce #1 [4]", Site(TEST, 12, "test_x")
+        self.assertEqual(self.row(library, (TEST, 12, "test_x"), has_raised=False), in_call)
 
 
 class TestWhere(unittest.TestCase):

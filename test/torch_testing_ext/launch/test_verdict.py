@@ -208,6 +208,27 @@ class TestExits(unittest.TestCase):
         self.assertEqual(title, "train.py exited with code 3 in rank 1 of 2")
 
 
+class TestRemarks(VerdictTestCase):
+    """What was found besides what the title tells."""
+
+    def remarks(self, *sites):
+        """What is said of a rank that failed, after a finding with lines at each of these sites, and another one."""
+        text = "nobody waited for the work of all_reduce_coalesced [4096, 4096] float32 [4096] float32"
+        lines = tuple(Doing(0, text, site) for site in sites)
+        found = Finding(FindingKind.UNWAITED, f"rank 0: {text} ({sites[0]})", lines, (0,))
+        report = replace(failed(), found=(found, replace(found, sentence="another one")))
+        (remark,) = self.judge(report, passed()).failure.remarks
+        self.assertLessEqual(len(remark), 80)
+        return remark
+
+    def test_the_line_is_not_cut(self):
+        sites = [Site("/home/me/test_fsdp_tp_integration.py", line, "test_x") for line in (87, 90)]
+        one = self.remarks(sites[0])
+        self.assertEqual(one, "also: rank 0: nobody waited for...   test_fsdp_tp_integration.py:87 (and 1 more)")
+        several = self.remarks(*sites)
+        self.assertEqual(several, "also: rank 0: nobody waited for the work of all_reduce_coalesced... (and 1 more)")
+
+
 class TestDeclaredCodes(VerdictTestCase):
     """skip_return_code_checks (any code) and special_return_code_checks (rank 0's code)."""
 

@@ -69,7 +69,8 @@ class CallRecorder:
         self._lock = threading.RLock()
         self._groups: weakref.WeakKeyDictionary[Any, tuple[int, int, float | None]] = weakref.WeakKeyDictionary()
         self._known_groups = 0
-        self._whats: dict[_CallForm, tuple[int, int, bytes | None]] = {}
+        # By the fields of a `_CallForm`: to make one takes longer than to look it up.
+        self._whats: dict[tuple[Any, ...], tuple[int, int, bytes | None]] = {}
         # Lines, by code and instruction: reading the table of lines takes longer than all else. The code is kept, or
         # else another one might get its id; it cannot always be hashed. No frame is kept: it would keep tensors alive.
         self._sites: dict[tuple[int, int], tuple[CodeType, int]] = {}
@@ -116,10 +117,10 @@ class CallRecorder:
         # Elsewhere, the rank is seen to wait.
         blocks = blocks or (self._without_data and is_awaited_in_cpp(issuer_of(kernel)))
         op = operation_hook.hook.reduce_op_of(spec, args)
-        form = _CallForm(spec.name, known[0], inputs, outputs, op, root, peer, tag, splits, timeout, blocks, parts)
+        form = (spec.name, known[0], inputs, outputs, op, root, peer, tag, splits, timeout, blocks, parts)
         what = self._whats.get(form)
         if what is None:
-            what = self._whats[form] = self._describe(spec, args, known, form)
+            what = self._whats[form] = self._describe(spec, args, known, _CallForm(*form))
         return self._log.issue(*what, site), site, group
 
     def after(self, spec: OpSpec, known: tuple[int, int], args: tuple[Any, ...], result: Any) -> Any:

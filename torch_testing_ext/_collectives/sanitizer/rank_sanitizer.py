@@ -62,25 +62,21 @@ class RankSanitizer:
             self._recorder.faults = FaultsOfRank(rank, plan, self._log, path, wait_for_peers)
         operation_hook.hook.tell(self._recorder)
         collective_errors.errors.on_error = self._log.error_now
-        listener = watched_waits.WaitListener(self._on_wait, self._on_error_of_wait, self._waits, self._on_waited)
-        watched_waits.hooks.tell(listener)
+        watched_waits.hooks.tell(self._listener_to_waits())
         if self._waits is not None and self._watches_uses:
             self._waits.watch_uses(other_threads=True)
 
     def _note(self, kind: str, text: str, site: int, issued: int) -> None:
         self._log.note({"kind": kind, "text": text, "issued": issued}, site)
 
-    def _on_wait(self, work: object) -> None:
-        if self._waits is not None:
-            self._waits.waited(work)
+    def _listener_to_waits(self) -> watched_waits.WaitListener:
+        if (waits := self._waits) is None:
+            return watched_waits.WaitListener(on_error=self._on_error_of_wait)
+        return watched_waits.WaitListener(waits.waited, self._on_error_of_wait, waits, waits.wait_is_over)
 
     def _on_error_of_wait(self) -> None:
         self._log.error_now()
         collective_errors.errors.note()
-
-    def _on_waited(self, work: object, is_complete: bool) -> None:
-        if self._waits is not None:
-            self._waits.wait_is_over(work, is_complete)
 
     def finish(self) -> None:
         """The test has returned: what is open now stays open. Raises what the recorder has failed with."""

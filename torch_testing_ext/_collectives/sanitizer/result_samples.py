@@ -92,19 +92,25 @@ class ResultSampler:
         if len(dtypes) != 1:
             return None
         size = group.size()
-        parts = _parts(inputs, size if spec.kind in _FLAT_INPUTS else 1)
-        self._left -= sum(map(len, filter(None, parts)))
+        parts = self._take(_split(inputs, size) if spec.kind in _FLAT_INPUTS else inputs)
         root = None if spec.root is None else int(args[spec.root])
         outputs = _split(outputs, size) if spec.kind in _FLAT_OUTPUTS else outputs
         return Begun(name, op, root, dtypes.pop(), parts, outputs)
 
     def end(self, begun: Begun, order: int) -> None:
         """The wait for a call is over: take samples of its outputs, before its caller can use them."""
-        parts = _parts(begun.outputs, 1)
-        self._left -= sum(map(len, filter(None, parts)))
+        parts = self._take(begun.outputs)
         # Nobody knows how long the tensors should live.
         begun.outputs = ()
         self._ended.append((begun, order, parts, self._place()))
+
+    def _take(self, tensors: Sequence[torch.Tensor]) -> tuple[Part, ...]:
+        """Take samples of these tensors, and count their bytes."""
+        parts = _parts(tensors)
+        for part in parts:
+            if part is not None:
+                self._left -= len(part)
+        return parts
 
     def finish(self) -> None:
         results = []
@@ -132,8 +138,8 @@ def _split(tensors: Sequence[torch.Tensor], size: int) -> Sequence[torch.Tensor]
     return tensor.detach().view(-1).chunk(size)
 
 
-def _parts(tensors: Sequence[torch.Tensor], size: int) -> tuple[Part, ...]:
-    return tuple(_bytes_of(part) for part in (tensors if size == 1 else _split(tensors, size)))
+def _parts(tensors: Sequence[torch.Tensor]) -> tuple[Part, ...]:
+    return tuple([_bytes_of(tensor) for tensor in tensors])
 
 
 def _bytes_of(tensor: torch.Tensor) -> Part:

@@ -135,9 +135,11 @@ def _watched(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _waiting_listeners(taken_by: list[FutureListener]) -> list[WaitListener]:
+def _waiting_listeners(taken_by: list[FutureListener]) -> tuple[WaitListener, ...]:
     """The listeners to waits now, but for those that take the future instead."""
-    return [listener for listener in hooks.listeners if listener.futures not in taken_by]
+    if not taken_by:
+        return hooks.listeners
+    return tuple(listener for listener in hooks.listeners if listener.futures not in taken_by)
 
 
 def _tell_of_wait(work: Any, taken_by: list[FutureListener]) -> None:

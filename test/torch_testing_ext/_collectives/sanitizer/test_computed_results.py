@@ -27,9 +27,7 @@ class ResultsTest(unittest.TestCase):
                 log = Path(folder, f"rank{rank}")
                 sampler = ResultSampler(log, lambda: None)
                 number = None if op is None else operation_hook.REDUCE_OPS.index(op)
-                begun = Begun(
-                    f"{kind} [4]", number, root, inputs[rank][0].dtype, _parts(inputs[rank], 1), outputs[rank]
-                )
+                begun = Begun(f"{kind} [4]", number, root, inputs[rank][0].dtype, _parts(inputs[rank]), outputs[rank])
                 sampler.end(begun, order=5)
                 sampler.finish()
                 results[rank] = results_of(log)
@@ -103,7 +101,7 @@ class ResultsTest(unittest.TestCase):
     def test_tensors_that_cannot_be_read(self):
         mine = torch.arange(12.0)
         for tensor in (mine.view(3, 4).t(), torch.empty(0), torch.empty(3, device="meta"), mine.to_sparse()):
-            self.assertEqual(_parts([tensor], 1), (None,))
+            self.assertEqual(_parts([tensor]), (None,))
         self.assertEqual(list(_split([mine[:4]], WORLD_SIZE)), [])
 
 
