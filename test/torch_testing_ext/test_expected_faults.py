@@ -274,7 +274,7 @@ class Recovering(Ranks):
         fault_point("there")
         if self.incarnation:
             reached("again")
-            self.assertEqual(os.environ["TORCHELASTIC_RESTART_COUNT"], "1")
+        self.assertEqual(os.environ["TORCHELASTIC_RESTART_COUNT"], str(incarnation()))
         self.assertEqual(self.incarnation, incarnation())
         self.join_group()
         total = torch.ones(1)

@@ -131,6 +131,7 @@ class Job:
             is_debugged=self.debug_rank is not None or self.expects_stops,
             inherited=inherited,
             incarnation=self.incarnation,
+            can_restart=self.sanitize.faults is not None and bool(self.sanitize.faults.restarts),
             siblings=siblings,
             nodes=self.nodes,
         )

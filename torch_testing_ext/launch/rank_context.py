@@ -34,6 +34,8 @@ class RankContext:
     group_creation: Any = None
     # How many processes of this rank have died by faults of the test before.
     incarnation: int = 0
+    # A fault of the test starts a rank again.
+    can_restart: bool = False
     # The processes of the other ranks that ran when this one started.
     siblings: tuple[int, ...] = ()
     nodes: Nodes = field(default_factory=Nodes)

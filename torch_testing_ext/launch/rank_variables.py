@@ -79,7 +79,7 @@ def _check_network() -> None:
 def set_variables_of_rank(context: RankContext) -> None:
     """Set the variables of this rank alone, and give it what its node has."""
     rank, place = context.rank, context.place
-    if context.incarnation:
+    if context.can_restart:
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(context.incarnation)
     os.environ.update(dict.fromkeys(launcher_variables.of_each_rank, str(rank)))
     if place.nodes > 1:
