@@ -69,6 +69,11 @@ TABLE: Mapping[str, Purpose] = {
         {"torch.distributed.ProcessGroup": ("send", "recv", "recv_anysource", "monitored_barrier")},
         lasts=True,
     ),
+    "roots of calls": Purpose(
+        "notes roots, which torch's recorders leave out",
+        {"torch.distributed.ProcessGroup": ("broadcast", "reduce", "gather", "scatter")},
+        lasts=True,
+    ),
     "time-outs of groups": Purpose(
         "waits for a rank that is being debugged", {_C10D: ("_get_default_timeout",)}, lasts=True
     ),

@@ -10,6 +10,7 @@ import told_innocent
 import told_stores
 import told_threads
 import told_uneven
+import told_unrecorded
 from kit.told import add_tests
 
 from torch_testing_ext.common_utils import run_tests
@@ -43,12 +44,17 @@ class ThreadsTest(unittest.TestCase):
     """The collective of a thread is told, and not the wait for the thread."""
 
 
+class UnrecordedTest(unittest.TestCase):
+    """Roots and monitored barriers, which torch's recorders leave out."""
+
+
 add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(DeadThreadsTest, told_dead_threads.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
 add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
+add_tests(UnrecordedTest, told_unrecorded.PROGRAMS, pytest.mark.slow)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)
 
 

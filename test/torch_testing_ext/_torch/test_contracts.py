@@ -27,7 +27,7 @@ from mutations import MUTATIONS
 
 import torch_testing_ext
 from torch_testing_ext._torch import compared_training, compiler_state, replacing, torch_frames, training
-from torch_testing_ext._torch.groups import gloo_messages, made_groups
+from torch_testing_ext._torch.groups import gloo_messages, made_groups, roots_of_calls
 from torch_testing_ext._torch.groups.process_groups import made_groups_before
 from torch_testing_ext._torch.operations import operation_hook, tensor_uses, watched_waits, works
 from torch_testing_ext._torch.signs import error_texts, native_threads
@@ -477,10 +477,21 @@ def test_messages_go_through_methods():
     assert called == [("send", 3), ("recv", 3), ("recv_anysource", 2)], called
 
 
+@contract("the roots of collectives in every test")
+@pytest.mark.parametrize("name", roots_of_calls.METHODS_WITH_ROOTS)
+def test_arguments_of_calls_with_roots(name):
+    """The root, or the options that have it, are where we look for them."""
+    text = getattr(dist.ProcessGroup, name).__doc__
+    forms = [re.findall(r"(\w+): ", form.partition(")")[0]) for form in text.split(f"{name}(self: ")[1:]]
+    place = roots_of_calls.METHODS_WITH_ROOTS[name]
+    assert {form[place] for form in forms} == {"opts", "root"}, forms
+    assert hasattr(getattr(dist, f"{name.title()}Options")(), "rootRank")
+
+
 @contract("messages under torch.compile")
 def test_compiler_can_be_told_to_skip():
     """The compiler can be told to leave a function alone."""
-    call = gloo_messages._not_compiled(lambda: 0)
+    call = gloo_messages.not_compiled(lambda: 0)
     assert call._torchdynamo_disable
 
 

@@ -41,7 +41,8 @@ def state_of_process() -> RankState | None:
     call = None if calling is None else method_call_of(*calling)
     owners = timeout = None
     keys: tuple[str, ...] = ()
-    in_collective = False
+    main = threading.main_thread().ident or 0
+    in_collective = gloo_messages.is_in_barrier(main)
     message: int | None = None
     if calling is not None and call is not None:
         if call.name == "wait" and call.arguments == 2:
@@ -56,7 +57,7 @@ def state_of_process() -> RankState | None:
             in_collective = bool(made_groups.is_of_collective(work))
             message = gloo_messages.message_of_work(work)
             if call.result_of in _ISSUING_MESSAGES:
-                message = gloo_messages.latest_message_of(threading.main_thread().ident or 0)
+                message = gloo_messages.latest_message_of(main)
     at_store = made_groups.timeout_of_store(owners, timeout)
     if at_store is not None:
         threads = _with_main_at_rest(threads)
@@ -72,7 +73,7 @@ def state_of_process() -> RankState | None:
         p2p=False,
         timers=any(signal.getitimer(signal.ITIMER_REAL)),
         children=_has_children(),
-        for_work=message is not None or _waits_for_work(threading.main_thread().ident or 0),
+        for_work=message is not None or _waits_for_work(main),
         at_store=at_store,
         keys=keys,
         in_collective=in_collective,
@@ -168,7 +169,9 @@ def _python_threads() -> tuple[PythonThread, ...]:
 
 
 def _waits_for_work(thread: int) -> bool:
-    """Whether the thread is known to wait for a work. It is only where the hook is installed."""
+    """Whether the thread is known to wait for a work, which it is only where the hook is installed, or a barrier."""
+    if gloo_messages.is_in_barrier(thread):
+        return True
     hook = sys.modules.get("torch_testing_ext._torch.operations.watched_waits")
     return hook is not None and bool(hook.is_waiting_for_work(thread))
 

@@ -82,7 +82,7 @@ def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bo
 def _mismatch_at(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding | None:
     """The mismatch among the calls of one place, if there is one."""
     agreements = {call.agreement for call in calls_there.values()}
-    if len(agreements) > 1 or _have_other_parts(calls_there):
+    if len(agreements) > 1 or _have_other_roots(calls_there) or _have_other_parts(calls_there):
         return _mismatch(group, place, calls_there, calls)
     if any(call.exchange is not None for call in calls_there.values()):
         return _wrong_exchange(group, place, calls_there)
@@ -104,6 +104,10 @@ def _must_agree(call: Call) -> Any:
     return call.agreement
 
 
+def _root(call: Call) -> Any:
+    return call.root
+
+
 def _put_together(call: Call) -> Any:
     return call.layout, call.parts
 
@@ -113,7 +117,7 @@ def _ways(calls: CallOfRank) -> list[_Way]:
 
     Sizes come last: those of an exchange differ in sound programs.
     """
-    properties = (_kind_of, _must_agree, _put_together)
+    properties = (_kind_of, _must_agree, _root, _put_together)
     tells_apart = next(each for each in properties if len(set(map(each, calls.values()))) > 1)
     groups = ranks_grouped_by(calls, tells_apart)
     if tells_apart is _put_together:
@@ -174,6 +178,11 @@ def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: Ca
         table=_side_by_side(ways, place, calls) if place > 1 else (),
         brief=f"{brief} in {where}",
     )
+
+
+def _have_other_roots(calls: CallOfRank) -> bool:
+    """Whether members give or take the data elsewhere. Of calls that C++ has issued, the root is not known."""
+    return len({call.root for call in calls.values()} - {None}) > 1
 
 
 def _have_other_parts(calls: CallOfRank) -> bool:

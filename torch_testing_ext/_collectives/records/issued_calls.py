@@ -116,7 +116,9 @@ class Call:
     site: Site | None = None
     # It has raised, or a later one of this rank.
     raised: bool = False
-    # What else a log tells: reduce operation, root, splits.
+    # The rank that gives or gets the data, as the group numbers it; None if there is none, or it is not known.
+    root: int | None = None
+    # What else is known, in words: reduce operation, root, splits.
     details: tuple[str, ...] = ()
     # The elements that an all_to_all moves to and from each member.
     exchange: tuple[tuple[int, ...], ...] | None = None

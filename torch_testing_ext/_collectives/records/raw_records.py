@@ -8,6 +8,7 @@ The parent reads them. Ranks that agree are compared as they are; only of ranks 
 from __future__ import annotations
 
 import heapq
+import math
 import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,10 @@ def pack_record(
     return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, lists, living))
 
 
+# So many threads are expected to issue calls with roots in one group at the same time.
+_MOST_AT_ONCE = 8
+
+
 class _Entry(NamedTuple):
     """An entry of torch's flight recorder, with the number of its group among those of the rank, if that is sure."""
 
@@ -79,6 +84,7 @@ class RawRecord:
         self.groups = [GroupRecord.made(fields) for fields in listed]
         self._creating = GroupRecord.made(creating) if creating is not None else None
         self.is_whole = True
+        self._roots: dict[tuple[int, str], list[tuple[int, float, int]]] = {}
         # The times at which groups of each name were made, and their numbers.
         self._made: dict[str, tuple[list[int], list[int]]] = {}
         for number, (name, *_, made) in enumerate(listed):
@@ -105,6 +111,8 @@ class RawRecord:
             content = pickle.loads(dump)
             entries = [RecordedEntry(fields) for fields in content.get("entries", [])]
             self._has_all_messages &= content.get("messages", True)
+            for number, kind, root, began, issued in content.get("roots", ()):
+                self._roots.setdefault((number, kind), []).append((began, issued or math.inf, root))
         if entries and entries[0].number > first:
             self.is_whole = False
         return self._with_groups([entry for entry in entries if entry.number >= first])
@@ -116,11 +124,23 @@ class RawRecord:
         """
         in_groups = grouped((entry.call.group, entry.call) for entry in self._entries)
         for name, (number, before, used_up) in sequences.items():
-            calls = in_groups.get(name, [])
-            collectives = [call.sequence_number for call in calls if not call.is_p2p]
-            if number != max(collectives, default=before) + used_up + sum(call.is_issued for call in calls):
+            collectives, messages = before, used_up
+            for call in in_groups.get(name, []):
+                messages += call.messages - call.tags
+                if call.tags:
+                    collectives += call.tags
+                elif not call.is_p2p:
+                    collectives = max(collectives, call.sequence_number)
+            if number != collectives + messages:
                 return True
         return False
+
+    def _root_of(self, call: RecordedEntry, group: int | None) -> int | None:
+        """The root of a call; None if that is not noted, or another thread has issued such a call at the same time."""
+        noted = self._roots.get((group, call.kind), []) if group is not None else []
+        at = bisect(noted, call.created, key=lambda each: each[0])
+        roots = [root for _, issued, root in noted[max(0, at - _MOST_AT_ONCE) : at] if call.created <= issued]
+        return roots[0] if len(roots) == 1 else None
 
     def _order_of_message(self, number: int) -> int | None:
         """The order of the message that has this number among the messages."""
@@ -166,7 +186,8 @@ class RawRecord:
         calls: dict[GroupKey, list[tuple[Any, ...]]] = {}
         for call, number in self._entries:
             if number is not None and not call.is_p2p:
-                calls.setdefault(keys[number], []).append(call.what_members_share)
+                shared = call.what_members_share, self._root_of(call, number)
+                calls.setdefault(keys[number], []).append(shared)
         return calls
 
     def messages(self) -> Iterator[tuple[GroupKey, str, tuple[int | None, ...], tuple[Any, ...]]]:
@@ -196,7 +217,7 @@ class RawRecord:
         raised, latest = self._raised(), len(self._entries) - 1
         for at, (call, number) in enumerate(self._entries):
             site = self._site(call) or (self._site_of_wait() if at == latest else None)
-            yield read_entry(call, number, site, at in raised)
+            yield read_entry(call, number, site, at in raised, self._root_of(call, number))
 
     def _site_of_wait(self) -> Site | None:
         """The line at which the main thread waits for another one, which has no line of the program."""
@@ -216,7 +237,9 @@ class RawRecord:
         return next((Site(*place) for place in places), None)
 
 
-def read_entry(entry: RecordedEntry, group: int | None, site: Site | None, raised: bool = False) -> CallInGroup:
+def read_entry(
+    entry: RecordedEntry, group: int | None, site: Site | None, raised: bool = False, root: int | None = None
+) -> CallInGroup:
     """The call of an entry of torch's flight recorder. `group`: the number of its group among those of the rank."""
     call = Call(
         kind=entry.kind,
@@ -230,6 +253,8 @@ def read_entry(entry: RecordedEntry, group: int | None, site: Site | None, raise
         timeout=entry.timeout,
         site=site,
         raised=raised,
+        root=root,
+        details=() if root is None else (f"root {root}",),
         is_p2p=entry.is_p2p,
         tells_end=entry.tells_end,
         at=entry.created / 1e9,
@@ -238,7 +263,7 @@ def read_entry(entry: RecordedEntry, group: int | None, site: Site | None, raise
 
 
 def _agreement(entry: RecordedEntry, kind: str) -> tuple[Any, ...]:
-    """The properties that all members must agree on; the recorder knows no root, reduce operation or splits."""
+    """The properties that all members must agree on; the recorder knows no reduce operation or splits."""
     side = entry.compared_side
     if side is not None:
         return kind, *entry.sizes_and_types(side)

@@ -205,7 +205,7 @@ class CallRecorder:
             blocks=form.blocks,
             parts=form.parts,
         )
-        all_agree = [issued.agreement(), issued.layout(), form.parts]
+        all_agree = [issued.agreement(), issued.root, issued.layout(), form.parts]
         must_agree = None if issued.is_compared_in_pairs else json.dumps(all_agree).encode()
         on_meta = not self._without_data and any(tensor.is_meta for tensor in (*inputs, *outputs))
         return NO_GROUP if on_meta else number, self._log.text(text_of(issued.to_call())), must_agree

@@ -57,6 +57,7 @@ class Issued:
             inputs=_in_words(shown),
             given=() if self.kind == "recv" else _in_words(self.inputs),
             agreement=self.agreement(),
+            root=self.root,
             timeout=self.timeout or math.inf,
             details=tuple(self._details()),
             exchange=self._exchange() if is_exchange else None,
@@ -70,7 +71,7 @@ class Issued:
         )
 
     def agreement(self) -> tuple[Any, ...]:
-        """The properties in which all members of the group must agree.
+        """The properties in which all members of the group must agree, besides the root.
 
         Shapes may differ where the numbers of elements are equal.
         """
@@ -90,7 +91,7 @@ class Issued:
                 sizes = outputs
             case _:
                 sizes = inputs
-        return self.kind, sizes, types, self.op, self.root
+        return self.kind, sizes, types, self.op
 
     def layout(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the parts that are put together or taken apart, without dimensions of one element.

@@ -35,16 +35,15 @@ class _Sent:
             self._add(call, bytes_of(call), own, size)
 
     def _add(self, call: Call, amount: int, own: int, size: int) -> None:
-        root = None if call.is_p2p else call.agreement[-1]
         if call.is_p2p and call.peer is not None:
             self.to[call.peer] += amount
-        elif call.kind in _TO_ROOT and root is not None:
-            self.to[root] += amount
+        elif call.kind in _TO_ROOT and call.root is not None:
+            self.to[call.root] += amount
         elif call.exchange is not None:
             elements, _ = call.exchange
             for place, count_of in enumerate(elements):
                 self.to[place] += amount * count_of // max(1, sum(elements))
-        elif call.kind not in _FROM_ROOT or root == own:
+        elif call.kind not in _FROM_ROOT or call.root == own:
             shares = {"all_reduce": 2 / size, "all_reduce_coalesced": 2 / size, "scatter": 1 / size}
             share = 1 / size if call.kind.startswith("reduce_scatter") else shares.get(call.kind, 1.0)
             self.to_each += amount * share

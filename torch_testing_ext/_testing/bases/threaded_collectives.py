@@ -125,14 +125,14 @@ def split(tensor: Tensor, sizes: Sequence[int] | Tensor | None, count: int) -> l
 
 
 @dataclass(frozen=True)
-class SanitizedOptions:
-    """Further properties in which the ranks must agree in a sanitized collective.
+class CallOptions:
+    """Further properties in which the ranks must agree: the root, and the others only in a sanitized collective.
 
     `exchange`: of an all_to_all, the elements to and from each member.
     """
 
-    op: str | None = None
     root: int | None = None
+    op: str | None = None
     exchange: tuple[tuple[int, ...], ...] | None = None
 
     def details(self) -> tuple[str, ...]:
@@ -145,12 +145,15 @@ class SanitizedOptions:
         return tuple(details)
 
 
-def sanitized_options(kind: str, arguments: Any, options: Mapping[str, Any]) -> SanitizedOptions:
+def options_of(kind: str, arguments: Any, options: Mapping[str, Any], is_sanitized: bool) -> CallOptions:
+    root = options.get("root")
+    if not is_sanitized:
+        return CallOptions(root)
     exchange = None
     if kind == "all_to_all":
         outputs, inputs = arguments
         exchange = tuple(tuple(tensor.numel() for tensor in side) for side in (inputs, outputs))
-    return SanitizedOptions(name_of_op(options), options.get("root"), exchange)
+    return CallOptions(root, name_of_op(options), exchange)
 
 
 def name_of_op(options: Mapping[str, Any]) -> str | None:

@@ -35,7 +35,7 @@ from torch_testing_ext.launch import Cause
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.sanitizer.thread_waits import ThreadWaits
 from torch_testing_ext._testing.bases.threaded_collectives import (
-    SanitizedOptions,
+    CallOptions,
     all_gather,
     all_reduce,
     all_to_all,
@@ -43,9 +43,9 @@ from torch_testing_ext._testing.bases.threaded_collectives import (
     finish_on_device,
     gather,
     name_of_op,
+    options_of,
     reduce,
     reduce_scatter,
-    sanitized_options,
     scatter,
     split,
     written_and_read,
@@ -86,8 +86,8 @@ class WorldData:
 class _Issued:
     """A collective of a rank that is a thread. `group`: its number among those of the rank.
 
-    `options`: the reduce operation, root and sizes of a sanitized one. Only a record makes a `Call` of it: that takes
-    longer than to note it.
+    `options`: the root, and of a sanitized one the reduce operation and sizes. Only a record makes a `Call` of it: that
+    takes longer than to note it.
     """
 
     kind: str
@@ -96,7 +96,7 @@ class _Issued:
     shapes: list[torch.Size]
     types: list[torch.dtype]
     site: tuple[str, int, str] | None
-    options: SanitizedOptions | None
+    options: CallOptions
     is_over: bool = False
     raised: bool = False
 
@@ -104,20 +104,18 @@ class _Issued:
         types = [str(dtype).removeprefix("torch.") for dtype in self.types]
         shapes = [str(list(shape)) for shape in self.shapes]
         agreement = agreement_of(self.kind, [shape.numel() for shape in self.shapes], types, ())
-        options = self.options or SanitizedOptions()
-        if self.options is not None:
-            agreement = (*agreement, options.op, options.root)
         call = Call(
             self.kind,
             order=self.order,
             shapes=tuple(shapes),
             inputs=tuple(f"{shape} {dtype}" for shape, dtype in zip(shapes, types, strict=True)),
-            agreement=agreement,
+            agreement=(*agreement, self.options.op),
             is_over=self.is_over,
             site=None if self.site is None else Site(*self.site),
             raised=self.raised,
-            details=options.details(),
-            exchange=options.exchange,
+            root=self.options.root,
+            details=self.options.details(),
+            exchange=self.options.exchange,
         )
         return CallInGroup(call, self.group, "threaded")
 
@@ -312,7 +310,7 @@ class Rendezvous:
             [tensor.shape for tensor in tensors],
             [tensor.dtype for tensor in tensors],
             site_of_call(),
-            sanitized_options(kind, arguments, options) if self._world.kinds else None,
+            options_of(kind, arguments, options, bool(self._world.kinds)),
         )
         self._world.issued.setdefault(self._ranks[rank], deque(maxlen=_KEPT_CALLS)).append(issued)
         self._current.arguments[rank] = kind, arguments

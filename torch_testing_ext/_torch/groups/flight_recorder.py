@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .gloo_messages import RECORDED_BY_GLOO, messages_of_process
+from . import roots_of_calls
+from .gloo_messages import RECORDED_BY_GLOO, TAGS_OF_BARRIER, messages_of_process
 
 # The function that gloo's recorder is read with: 2.11 to 2.15. From 2.15 on, it also reads those of other backends, by
 # their names; before, only gloo and the backends that have a function of their own record.
@@ -109,35 +110,43 @@ def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> li
     """The collectives of this process, for each recorder: the number of the first entry that counts, and a pickle.
 
     That is a dictionary with `entries`, if there are any. Earlier entries may be among them, and a recorder keeps only
-    the latest 2,000. The messages come last.
+    the latest 2,000. The messages and the roots come last.
     """
     dumps = [(recorder.first, recorder.dump(stacks=True)) for recorder in recorders]
-    return [*dumps, *messages_of_process.dump()]
+    return [*dumps, *messages_of_process.dump(), *roots_of_calls.dump()]
 
 
 def take_collectives() -> list[tuple[int, bytes]]:
     """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
-    taken = [
-        (recorder.first, pickle.dumps({"entries": _count_from_now(recorder, stacks=True)})) for recorder in _recorders
-    ]
-    taken += messages_of_process.dump()
-    _forget_messages()
+    counting = [(recorder.first, _count_from_now(recorder, stacks=True)) for recorder in _recorders]
+    taken = [(first, pickle.dumps({"entries": entries})) for first, entries in counting]
+    taken += [*messages_of_process.dump(), *roots_of_calls.dump()]
+    _forget_messages([entry for _, entries in counting for entry in entries])
     return taken
 
 
 def forget_collectives() -> None:
     """Count only the collectives that are issued from now on: a test begins."""
-    for recorder in _recorders:
-        _count_from_now(recorder, stacks=False)
-    _forget_messages()
+    _forget_messages([entry for recorder in _recorders for entry in _count_from_now(recorder, stacks=False)])
 
 
-def _forget_messages() -> None:
-    """Messages use up sequence numbers, and collectives do not count those: remember how many that were."""
+def _forget_messages(entries: list[dict[str, Any]]) -> None:
+    """Messages use up sequence numbers, and collectives do not count those: remember how many that were.
+
+    `entries`: the collectives until now. Monitored barriers since the latest of them have tags that they count.
+    """
+    times: dict[str, int] = {}
+    for entry in entries:
+        name = str(entry["process_group"][0])
+        times[name] = max(times.get(name, 0), entry["time_created_ns"])
+    for name, at in messages_of_process.times_of_barriers():
+        if at > times.get(name, 0):
+            latest[name] = latest.get(name, 0) + TAGS_OF_BARRIER
     if messages_of_process.count():
         with suppress(RuntimeError):  # a backend may have none
             used_up.update({name: number - before for name, (number, before, _) in sequence_numbers().items()})
     messages_of_process.forget()
+    roots_of_calls.forget()
 
 
 def _count_from_now(recorder: FlightRecorder, stacks: bool) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Sends and receives, which gloo's recorder leaves out."""
+"""Sends, receives and monitored barriers, which gloo's recorder leaves out."""
 
 import functools
 import pickle
@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ _now = time.time_ns
 # The backends whose calls gloo records. That of fake accelerators is one: torch 2.15 would record them once more.
 RECORDED_BY_GLOO = ("gloo", THROUGH_GLOO)
 _MOST_MESSAGES = 40_000
+# A monitored barrier takes two numbers of those that collectives have: 2.11 to 2.15.
+TAGS_OF_BARRIER = 2
 # The methods of a group, with the kind of message and the names of their arguments: 2.11 to 2.15.
 METHODS_OF_MESSAGES = {
     "send": ("send", ("tensors", "dstRank", "tag")),
@@ -49,12 +52,53 @@ class _Message:
     is_issued: bool = True
     work: weakref.ref[Any] | None = None
 
+    def entry(self, number: int) -> dict[str, Any]:
+        return {
+            "message": number,
+            "is_issued": self.is_issued,
+            "input_sizes": [tuple(self.shape)],
+            "input_dtypes": [str(self.dtype).removeprefix("torch.")],
+            "is_p2p": True,
+            "peer": self.peer,
+            "tag": self.tag,
+        }
+
+
+@dataclass(eq=False)
+class _Barrier:
+    """A monitored barrier. `timeout`: None for that of the group."""
+
+    group: int
+    timeout: float | None
+    place: tuple[str, int, str] | None
+    thread: int
+    at: int
+    is_over: bool = False
+    has_raised: bool = False
+    kind: str = "monitored_barrier"
+    work: None = None
+
+    def entry(self, number: int) -> dict[str, Any]:
+        """It is made of messages: the first member receives one from each other, and answers each."""
+        group = noted_groups[self.group]
+        answers = len(group.members) - 1 if self.is_over and not self.has_raised else 0
+        messages = len(group.members) - 1 + answers if group.index == 0 else 2
+        timeout = {} if self.timeout is None else {"timeout_ms": self.timeout * 1000}
+        return {
+            "input_sizes": [],
+            "input_dtypes": [],
+            "retired": self.is_over,
+            "messages": messages,
+            "tags": TAGS_OF_BARRIER,
+            **timeout,
+        }
+
 
 class _Messages:
-    """The sends and receives of this process over gloo, in their order; after too many of them, none."""
+    """The sends, receives and barriers of this process over gloo, in their order; after too many of them, none."""
 
     def __init__(self) -> None:
-        self._noted: list[_Message] = []
+        self._noted: list[_Message | _Barrier] = []
         self._are_too_many = False
 
     def forget(self) -> None:
@@ -67,16 +111,41 @@ class _Messages:
     def note(self, kind: str, group: Any, tensors: Sequence[Any], peer: int | None, tag: int) -> _Message | None:
         """Note a message that is about to be issued, so that no peer has got what is not noted."""
         number = numbers_of_groups.get(group)
-        if number is None or self._are_too_many or not _is_through_gloo(group, number, tensors):
-            return None
-        if len(self._noted) >= _MOST_MESSAGES:
-            self._noted, self._are_too_many = [], True
+        if len(tensors) != 1 or not self._is_noted(group, number, tensors[0].device.type):
             return None
         (tensor,) = tensors
         place, thread = next(program_places(sys._getframe(2)), None), threading.get_ident()
-        message = _Message(kind, number, peer, tag, tensor.shape, tensor.dtype, place, thread, _now())
+        message = _Message(kind, number or 0, peer, tag, tensor.shape, tensor.dtype, place, thread, _now())
         self._noted.append(message)
         return message
+
+    def note_barrier(self, group: Any, timeout: Any) -> _Barrier | None:
+        """Note a monitored barrier that begins."""
+        number = numbers_of_groups.get(group)
+        if not self._is_noted(group, number, "cpu"):
+            return None
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else None
+        place, thread = next(program_places(sys._getframe(2)), None), threading.get_ident()
+        barrier = _Barrier(number or 0, seconds, place, thread, _now())
+        self._noted.append(barrier)
+        return barrier
+
+    def _is_noted(self, group: Any, number: int | None, device: str) -> bool:
+        """Whether a call is to be noted: one of a group that is known, over gloo, if there are not too many."""
+        if number is None or self._are_too_many or not _is_through_gloo(group, number, device):
+            return False
+        if len(self._noted) >= _MOST_MESSAGES:
+            self._noted, self._are_too_many = [], True
+        return not self._are_too_many
+
+    def is_in_barrier(self, thread: int) -> bool:
+        """Whether a thread is in a monitored barrier now."""
+        latest = next((noted for noted in reversed(self._noted) if noted.thread == thread), None)
+        return isinstance(latest, _Barrier) and not latest.is_over
+
+    def times_of_barriers(self) -> list[tuple[str, int]]:
+        """For each monitored barrier: the name of its group, and when it began."""
+        return [(noted_groups[noted.group].name, noted.at) for noted in self._noted if isinstance(noted, _Barrier)]
 
     def drop(self, message: _Message) -> None:
         """It has raised instead of being issued."""
@@ -103,52 +172,43 @@ class _Messages:
 messages_of_process = _Messages()
 
 
-def _work_of(message: _Message) -> Any:
+def _work_of(message: _Message | _Barrier) -> Any:
     return None if message.work is None else message.work()
 
 
-def _entry_of(number: int, message: _Message, timeouts: dict[int, float | None]) -> dict[str, Any]:
-    """A message as the recorder would have it, with its peer and tag."""
+def _entry_of(number: int, message: _Message | _Barrier, timeouts: dict[int, float | None]) -> dict[str, Any]:
+    """A message as the recorder would have it, with its peer and tag, or a barrier."""
     group = noted_groups[message.group]
     timeout = timeouts.get(message.group) or group.timeout
     name, line, function = message.place or ("", 0, "")
     return {
         "record_id": number,
-        "message": number,
-        "is_issued": message.is_issued,
         "pg_id": message.group,
         "process_group": (group.name, group.description),
         "profiling_name": f"gloo:{message.kind}",
         "time_created_ns": message.at,
         "timeout_ms": timeout * 1000,
-        "input_sizes": [tuple(message.shape)],
-        "input_dtypes": [str(message.dtype).removeprefix("torch.")],
-        "is_p2p": True,
-        "peer": message.peer,
-        "tag": message.tag,
         "frames": [{"filename": name, "line": line, "name": function}] if message.place else [],
+        **message.entry(number),
     }
 
 
 through_gloo: dict[tuple[int, str], bool] = {}  # by group and kind of device
 
 
-def _is_through_gloo(group: Any, number: int, tensors: Sequence[Any]) -> bool:
-    """Whether gloo sends or receives this, so that a wait for it blocks its thread. `_get_backend`: 2.11 to 2.15."""
-    if len(tensors) != 1:
-        return False
-    device = tensors[0].device
-    known = through_gloo.get((number, device.type))
+def _is_through_gloo(group: Any, number: int, device: str) -> bool:
+    """Whether gloo serves this kind of device, so that a wait blocks its thread. `_get_backend`: 2.11 to 2.15."""
+    known = through_gloo.get((number, device))
     if known is None:
         with suppress(Exception):  # a group of a custom class may lack it
-            known = str(group._get_backend(device).name()).lower() in RECORDED_BY_GLOO
-        through_gloo[number, device.type] = known = bool(known)
+            known = str(group._get_backend(torch.device(device)).name()).lower() in RECORDED_BY_GLOO
+        through_gloo[number, device] = known = bool(known)
     return known
 
 
 @functools.cache
 def watch_messages() -> None:
-    """Note the sends and receives of groups, and errors of the barrier whose function does not log them."""
+    """Note the sends, receives and monitored barriers of groups, and errors of these barriers, which nobody logs."""
     replacing.replace_for_good("messages", _noted_method)
 
 
@@ -160,14 +220,21 @@ def _noted_method(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noted_barrier(barrier: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(barrier)
-    def monitored_barrier(*args: Any, **kwargs: Any) -> Any:
+    def monitored_barrier(group: Any, *args: Any, **kwargs: Any) -> Any:
+        noted = messages_of_process.note_barrier(group, args[0] if args else kwargs.get("timeout"))
         try:
-            return barrier(*args, **kwargs)
-        except Exception:
-            errors.note()
+            return barrier(group, *args, **kwargs)
+        except BaseException as error:
+            if noted is not None:
+                noted.has_raised = True
+            if isinstance(error, Exception):
+                errors.note()
             raise
+        finally:
+            if noted is not None:
+                noted.is_over = True
 
-    return _not_compiled(monitored_barrier)
+    return not_compiled(monitored_barrier)
 
 
 def _noted_message(method: Callable[..., Any], kind: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
@@ -193,10 +260,10 @@ def _noted_message(method: Callable[..., Any], kind: str, parameters: tuple[str,
         message.work = weakref.ref(work)
         return work
 
-    return _not_compiled(call)
+    return not_compiled(call)
 
 
-def _not_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+def not_compiled(call: Callable[..., Any]) -> Callable[..., Any]:
     """Have torch's compiler leave this function alone, and all that it calls, as the C++ that it stands for.
 
     `_torchdynamo_disable`, `set_code_exec_strategy`: 2.11 to 2.15.
@@ -216,3 +283,8 @@ def message_of_work(work: Any) -> int | None:
 def latest_message_of(thread: int) -> int | None:
     """The number of the latest send or receive of a thread, if its work is still in use."""
     return messages_of_process.latest_of(thread)
+
+
+def is_in_barrier(thread: int) -> bool:
+    """Whether a thread is in a monitored barrier now."""
+    return messages_of_process.is_in_barrier(thread)

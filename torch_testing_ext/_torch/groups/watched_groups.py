@@ -19,6 +19,7 @@ from .collective_errors import errors
 from .flight_recorder import backends_of, forget_collectives, latest, use_recorders, used_up
 from .gloo_messages import through_gloo, watch_messages
 from .made_groups import GivenMembers, MadeGroup, groups_in_creation, noted_groups, noted_lists, numbers_of_groups
+from .roots_of_calls import watch_roots
 
 # Taken before a test could replace it.
 _now = time.time_ns
@@ -67,6 +68,7 @@ def watch_process_groups(
     replacing.replace_for_good("stores of worlds", _watched_rendezvous)
     replacing.replace_for_good("new members of groups", _watched_reconfigure)
     watch_messages()
+    watch_roots()
     errors.watch(is_of_lost_peer)
 
 

@@ -1,6 +1,6 @@
 """Entries of torch's flight recorders: what their keys say of a call.
 
-Sends and receives over gloo have such entries, too, which `gloo_messages` writes.
+Sends, receives and monitored barriers over gloo have such entries, too, which `gloo_messages` writes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,14 @@ class RecordedEntry(NamedTuple):
         return self.fields.get("message")
 
     @property
-    def is_issued(self) -> bool:
-        """Whether a message has used up a number of its group."""
-        return self.message is not None and bool(self.fields["is_issued"])
+    def messages(self) -> int:
+        """The messages that have used up numbers of its group: this one, or those that a barrier is made of."""
+        return int(self.fields.get("is_issued", self.fields.get("messages", 0)))
+
+    @property
+    def tags(self) -> int:
+        """The numbers of collectives that a call without one has used up."""
+        return int(self.fields.get("tags", 0))
 
     @property
     def peer(self) -> int | None:

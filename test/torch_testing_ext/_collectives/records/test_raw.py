@@ -234,9 +234,47 @@ class TestMessages(unittest.TestCase):
         self.assertFalse(do_members_agree(raw))
         self.assertEqual(self.lone(raw), ["send #2 to rank 1 [4]"])
 
+    def test_around_a_monitored_barrier(self):
+        """The barrier has used up numbers for its own messages, and the collective after it counts its tags."""
+        barrier = entry(1, "monitored_barrier", messages=2, tags=2)
+        last = entry(3, "all_reduce", collective_seq_id=3)
+        barrier = entry(1, "monitored_barrier", messages=2, tags=2)
+        last = entry(3, "all_reduce", collective_seq_id=3)
+        for after in ([], [last]):
+            sent = [message(0, "send", 1), barrier, message(2, "send", 1), *after]
+            received = [message(0, "recv", 0), barrier, message(2, "send", 0), *after]
+            raw = self.records(sent, received, seen=4 + len(after))
+            self.assertEqual(sorted(self.lone(raw)), ["send #1 to rank 0 [4]", "send #2 to rank 1 [4]"])
+            self.assertEqual(self.lone(self.records(sent, received, seen=5 + len(after))), [])
+
     def test_one_that_raised_uses_up_no_number(self):
         raw = self.records([], [message(0, "recv", 0, is_issued=False)])
         self.assertEqual(self.lone(raw), ["recv #1 from rank 0 [4]"])
+
+    def test_roots(self):
+        """A root that nobody has noted, or that two threads may have meant, agrees with any."""
+        call, other = entry(0, "broadcast"), entry(0, "all_reduce")
+        noted = {0: [[0, "broadcast", 1, 90, 110]], 1: [[0, "broadcast", 0, 90, 0]]}
+        two = [*noted[1], [0, "broadcast", 0, 95, 105]]
+        late, of_another_group = [[0, "broadcast", 0, 101, 110]], [[1, "broadcast", 0, 90, 110]]
+        self.assertEqual(self.details(noted[0], noted[0], call), [("root 1",), ("root 1",)])
+        self.assertEqual(
+            self.details(noted[0], noted[1], call), "rank 0 calls broadcast [4] float32 root 1, rank 1 cal"
+        )
+        for unknown in ([], two, late, of_another_group):
+            self.assertEqual(self.details(noted[0], unknown, call), [("root 1",), ()])
+        self.assertEqual(self.details(noted[0], noted[1], other), [(), ()])
+
+    def details(self, first, second, call):
+        """The details of a call of each rank, with these roots; or the beginning of the mismatch."""
+        data = []
+        for rank, roots in enumerate((first, second)):
+            dumps = [(0, pickle.dumps({"entries": [call]})), (0, pickle.dumps({"roots": roots}))]
+            data.append(pack_record([("0", "default_pg", (0, 1), rank, "store", 50)], dumps, [], "/torch/", 1.0))
+        found = finding(*data)
+        if found is not None:
+            return found.brief[:53]
+        return [calls[0].details for rank, each in enumerate(data) for calls in read_raw(rank, each).calls.values()]
 
     def test_with_some_that_nobody_has_noted_none_is_compared(self):
         raw = self.records([message(0, "send", 1)], [], seen=3)

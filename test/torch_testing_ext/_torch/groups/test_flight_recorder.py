@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import time
 from types import SimpleNamespace
 from unittest import mock
 
@@ -53,6 +54,28 @@ def test_messages_that_no_longer_count():
         flight_recorder.forget_collectives()
         assert flight_recorder.used_up == {"0": 5, "1": 0}
         assert messages.count() == 0
+
+
+@in_own_process
+def test_monitored_barriers_that_no_longer_count():
+    """They have taken numbers of collectives, but used up none of the group in a world of one."""
+    world_of_one()
+    messages, begun = flight_recorder.messages_of_process, []
+    messages.times_of_barriers = lambda: begun
+
+    def barrier():
+        begun[:] = [("0", time.time_ns())]
+        messages._are_too_many = True
+        dist.monitored_barrier()
+
+    dist.all_reduce(torch.ones(1))
+    barrier()
+    flight_recorder.forget_collectives()
+    assert flight_recorder.sequence_numbers() == {"0": (1, 3, -2)}
+    barrier()
+    dist.all_reduce(torch.ones(1))
+    flight_recorder.forget_collectives()
+    assert flight_recorder.sequence_numbers() == {"0": (2, 6, -4)}
 
 
 @in_own_process

@@ -112,9 +112,31 @@ def test_too_many_messages():
 
 
 @in_own_process
+def test_barriers():
+    """They are made of messages, which use up numbers; a thread is known to be in one."""
+    import threading
+
+    first, second = watched()
+    thread = threading.Thread(target=second.monitored_barrier)
+    thread.start()
+    while not gloo_messages.is_in_barrier(thread.ident):
+        pass
+    assert [(entry["retired"], entry["messages"]) for entry in entries()] == [(False, 2)]
+    first.monitored_barrier()
+    thread.join()
+    assert not gloo_messages.is_in_barrier(thread.ident) and not gloo_messages.is_in_barrier(threading.get_ident())
+    numbers = [group._get_backend(torch.device("cpu"))._get_sequence_number_for_group() for group in (first, second)]
+    assert [entry["messages"] for entry in entries()] == numbers[::-1] == [2, 2]
+
+
+@in_own_process
 def test_barriers_note_their_errors():
     from datetime import timedelta
 
     first, _ = watched()
     assert error_of(lambda: first.monitored_barrier(timedelta(milliseconds=20)))
     assert len(errors.moments) == 1
+    ((name, at),) = messages_of_process.times_of_barriers()
+    (entry,) = entries()
+    assert (name, at) == ("g0", entry["time_created_ns"]) and entry["timeout_ms"] == 20
+    assert (entry["profiling_name"], entry["retired"]) == ("gloo:monitored_barrier", True)
