@@ -120,7 +120,7 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """How far elements are from each other: not at all if they are equal, as infinite ones, or both not a number."""
+    """The distances between elements: zero if they are equal, as infinite ones, or both not a number."""
     a, b = as_real(a).double(), as_real(b).double()
     return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
 

@@ -1,4 +1,4 @@
-"""What tests of a file share, which therefore run in one process: fixtures, and marks that say so."""
+"""Fixtures and marks that tests of a file share: such tests run in one process."""
 
 import unittest
 from collections.abc import Iterable, Iterator
