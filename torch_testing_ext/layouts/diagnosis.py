@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from torch_testing_ext.layouts.alignment import Alignment
-from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close
+from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close, subsets
 from torch_testing_ext.layouts.layout_findings import LayoutFinding
-from torch_testing_ext.layouts.tensor_parts import as_real, largest
+from torch_testing_ext.layouts.tensor_parts import Held, as_real, largest
 from torch_testing_ext.layouts.training_looks import (
     OUTPUT,
     OUTPUT_GRADIENT,
@@ -22,6 +22,8 @@ from torch_testing_ext.layouts.training_looks import (
 )
 
 _MOST_SPANS = 8
+# How often a sample counts that is not used.
+_UNUSED = 1e-5
 _AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
 
 
@@ -47,23 +49,70 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
     if not counted:
         return []
     basis = torch.stack([one[part] for part in counted], 1)
-    right, have = flat(wholes.__getitem__), flat(lambda name: _assembled(aligned, name, wholes[name]))
-    solutions = []
-    for gradient in (right, have):
-        solution = torch.linalg.lstsq(basis, gradient[:, None], driver="gelsd").solution[:, 0]
-        if float((basis @ solution - gradient).norm()) > 1e-5 * float(gradient.norm()):
-            return []
-        solutions.append(solution)
-    if float(solutions[0].abs().min()) < 1e-9:
+    wanted = _combination(basis, flat(wholes.__getitem__))
+    if wanted is None or float(wanted.abs().min()) < 1e-9:
         return []
-    return [_reason_of_counts(counted, (solutions[1] / solutions[0]).tolist(), chunks)]
-
-
-def _assembled(aligned: Alignment, name: str, like: torch.Tensor) -> torch.Tensor:
-    whole = torch.zeros_like(like)
+    held: dict[str, Held] = {name: {} for name in wholes}
     for key in [key for key in aligned.run.looks if key[:2] == (0, "grad")]:
-        for local, part in aligned.held(key).get(name, {}).values():
-            part.put(local, whole)
+        for name, of_key in aligned.held(key).items():
+            held.setdefault(name, {}).update(of_key)
+    have = _combination(basis, flat(lambda name: _assembled(held[name], wholes[name])))
+    if have is not None:
+        return [_reason_of_counts(counted, (have / wanted).tolist(), chunks)]
+    alone_of = [
+        {name: look for name in wholes if (look := alone.of_reference((p, SAMPLE, name))) is not None} for p in counted
+    ]
+    counts: dict[int, torch.Tensor] = {}
+    for rank in aligned.run.ranks:
+        mine = {name: of_ranks[rank] for name, of_ranks in held.items() if rank in of_ranks and name in wholes}
+        if not mine:
+            return []
+        columns = [
+            torch.cat(
+                [part.of(as_real(of[n]) if n in of else wholes[n] * 0).flatten() for n, (_, part) in mine.items()]
+            )
+            for of in alone_of
+        ]
+        gradient = torch.cat([local.flatten() for local, _ in mine.values()])
+        # Of few elements, any is a combination.
+        own = _combination(torch.stack(columns, 1), gradient) if gradient.numel() > 2 * len(columns) else None
+        if own is None:
+            return []
+        counts[rank] = own / wanted
+    return _reasons_of_own_samples(aligned.run, counts)
+
+
+def _combination(basis: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    """How often each column of the basis is in a gradient; None if it is no combination of them."""
+    basis, gradient = basis.double(), gradient.double()
+    if not bool(gradient.isfinite().all()):
+        return None
+    solution = torch.linalg.lstsq(basis, gradient[:, None], driver="gelsd").solution[:, 0]
+    fits = float((basis @ solution - gradient).norm()) <= 1e-5 * float(gradient.norm())
+    return solution if fits else None
+
+
+def _reasons_of_own_samples(run: LayoutRun, counts: dict[int, torch.Tensor]) -> list[Reason]:
+    """Each rank's part of the gradients is of its own samples alone: what ranks have of others' parts is lost."""
+    used = {rank: of_rank.abs() > _UNUSED for rank, of_rank in counts.items()}
+    factors = torch.cat([of_rank[used[rank]] for rank, of_rank in counts.items()])
+    factor = float(factors.mean()) if len(factors) else 0.0
+    if not factor or not bool((factors - factor).abs().max() < _UNUSED):
+        return []
+    for over in subsets(run.axes):
+        if all(bool((torch.stack([used[rank] for rank in group]).sum(0) == 1).all()) for group in run.groups(over)):
+            name, size = " and ".join(over), math.prod(run.axes[axis] for axis in over)
+            own = f"each rank's part is of its own samples alone, which count {factor:.4g} for 1 in the reference"
+            if abs(factor - size) < _UNUSED:
+                return [Reason("missing_mean", " ".join(over), f"{own}: an average over {name} is missing")]
+            return [Reason("missing_sum", " ".join(over), f"{own}: a reduction over {name} is missing")]
+    return []
+
+
+def _assembled(held: Held, like: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros_like(like)
+    for local, part in held.values():
+        part.put(local, whole)
     return whole
 
 
