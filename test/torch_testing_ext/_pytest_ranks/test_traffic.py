@@ -35,6 +35,13 @@ FAULTS = {
     "activations_kept": r"\d+ < 500000",
     "synchronized_each_step": r"1 by synchronize\(\) at ",
     "microbatch_sent_twice": r"world +(send|recv) +4 calls, budget 2",
+    "tied_weight_twice": r"world +all_reduce +2 calls, budget 1 \(\+1\); 512 bytes, budget 256 \(\+256\)",
+    "small_buckets": r"world +all_reduce +4 calls, budget 1 \(\+3\)",
+    "bytes_grow_over_steps": r"world +all_reduce +48 bytes, budget 16 \(\+32\)",
+    "memory_kept_over_steps": r"\d+ < 393216",
+    "host_waits_in_a_loop": r"4 by __float__\(\) at ",
+    "whole_tensor_in_the_loss": r"world +all_gather\w* +1 call, budget 0",
+    "gathers_in_a_layer": r"all_gather +4 calls, budget 1 \(\+3\)\n +4 at test_x\.py:\d+ in forward, in mlp\.up ",
 }
 
 
@@ -54,6 +61,27 @@ class BudgetsTest(PytestCase):
                 self.assertRegex(message, said, name)
                 self.assertIn("test_x.py:", message, name)
                 self.assertLess(message.count("\n"), 50, name)
+
+
+SOUND = subject(__file__, "sound_traffic.py")
+
+
+@pytest.mark.slow
+class SoundStepsTest(PytestCase):
+    """Steps in which nothing is wrong are counted as torch's profiler counts them, and keep the budgets they wrote."""
+
+    def assertSilent(self, number, *options):
+        with tempfile.TemporaryDirectory() as folder:
+            for update in (("--update-budgets",), ()):
+                run = run_pytest({"test_x.py": SOUND}, *options, *update, folder=folder)
+                self.assertEqual({*run.outcomes.values()}, {"passed"}, run.text)
+                self.assertEqual(len(run.outcomes), number)
+
+    def test_steps(self):
+        self.assertSilent(26, "-k", "not devices")
+
+    def test_steps_on_devices(self):
+        self.assertSilent(1, "--fake-accelerators", "2", "-k", "devices")
 
 
 FILES = subject(__file__, "budgets_of_tests.py")

@@ -307,3 +307,94 @@ def test_microbatch_sent_twice(dist_env, traffic):
 
     seen = compare(step, traffic, None, "pipeline")
     assert seen.bytes(op="send") == 128
+
+
+@pytest.mark.world_size(2)
+def test_tied_weight_twice(dist_env, traffic):
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 8), "head": nn.Linear(8, 8, bias=False)})
+    model["head"].weight = model["embed"].weight
+    # The parameters of a model have it once.
+    tied = [module.weight for module in model.values()] if IS_FAULTY else [*model.parameters()]
+
+    def step():
+        model["head"](model["embed"](torch.arange(4))).sum().backward()
+        for weight in tied:
+            dist.all_reduce(weight.grad)
+
+    compare(step, traffic, model, "tied")
+
+
+@pytest.mark.world_size(2)
+def test_small_buckets(dist_env, traffic):
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
+    model = DistributedDataParallel(model, bucket_cap_mb=0.0005 if IS_FAULTY else 25)
+    compare(lambda: model(torch.ones(4, 16)).sum().backward(), traffic, model, "small_buckets")
+
+
+@pytest.mark.world_size(2)
+def test_bytes_grow_over_steps(dist_env, traffic):
+    seen = []
+
+    def step():
+        seen.append(torch.ones(4))
+        if not IS_FAULTY:
+            del seen[:-1]
+        dist.all_reduce(torch.cat(seen))
+
+    compare(step, traffic, None, "over_steps")
+
+
+@pytest.mark.world_size(2)
+def test_memory_kept_over_steps(dist_env, traffic):
+    model, losses = nn.Linear(64, 64), []
+
+    def step():
+        loss = model(torch.ones(256, 64)).square()
+        # With its graph.
+        losses.append(loss if IS_FAULTY else loss.detach().sum())
+        dist.all_reduce(losses[-1].detach().clone())
+
+    with traffic(model) as seen:
+        for _ in range(4):
+            step()
+    # Of two steps.
+    assert seen.memory() < 2 * 3 * 256 * 64 * 4
+
+
+@pytest.mark.world_size(2)
+def test_host_waits_in_a_loop(dist_env, traffic):
+    def step():
+        losses = torch.ones(4)
+        dist.all_reduce(losses)
+        if IS_FAULTY:
+            for loss in losses:
+                float(loss)
+
+    assert compare(step, traffic, None, "waits").host_waits == 0
+
+
+@pytest.mark.world_size(2)
+def test_whole_tensor_in_the_loss(dist_env, traffic):
+    mesh = init_device_mesh("cpu", (2,))
+    weight = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+
+    def step():
+        loss = weight.full_tensor().sum() if IS_FAULTY else weight.sum().full_tensor()
+        return loss + 1
+
+    compare(step, traffic, None, "whole_tensor")
+
+
+class Gathers(nn.Module):
+    def forward(self, x):
+        for part in x if IS_FAULTY else [x]:
+            dist.all_gather([torch.empty_like(part) for _ in range(2)], part)
+        return x
+
+
+@pytest.mark.world_size(2)
+def test_gathers_in_a_layer(dist_env, traffic):
+    model = nn.Sequential()
+    model.mlp = nn.Sequential()
+    model.mlp.up = Gathers()
+    compare(lambda: model(torch.ones(4, 8)), traffic, model, "layer")
