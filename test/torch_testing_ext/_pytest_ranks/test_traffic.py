@@ -36,7 +36,7 @@ FAULTS = {
     "synchronized_each_step": r"1 by synchronize\(\) at ",
     "microbatch_sent_twice": r"world +(send|recv) +4 calls, budget 2",
     "tied_weight_twice": r"world +all_reduce +2 calls, budget 1 \(\+1\); 512 bytes, budget 256 \(\+256\)",
-    "small_buckets": r"world +all_reduce +4 calls, budget 1 \(\+3\)",
+    "small_buckets": r"world +all_reduce +[2-8] calls, budget 1 \(\+[1-7]\)",
     "bytes_grow_over_steps": r"world +all_reduce +48 bytes, budget 16 \(\+32\)",
     "memory_kept_over_steps": r"\d+ < 393216",
     "host_waits_in_a_loop": r"4 by __float__\(\) at ",
@@ -78,7 +78,7 @@ class SoundStepsTest(PytestCase):
                 self.assertEqual(len(run.outcomes), number)
 
     def test_steps(self):
-        self.assertSilent(26, "-k", "not devices")
+        self.assertSilent(27, "-k", "not devices")
 
     def test_steps_on_devices(self):
         self.assertSilent(1, "--fake-accelerators", "2", "-k", "devices")
@@ -146,7 +146,8 @@ BAD = subject(__file__, "bad_traffic.py")
 class InputTest(PytestCase):
     def test_bad_input(self):
         run = run_pytest({"test_x.py": BAD})
-        names = ("test_asked_in_the_block", "test_nested", "test_budgets", "ThreadsTest.test_threads")
+        names = ["test_asked_in_the_block", "test_nested", "test_budgets", "ThreadsTest.test_threads"]
+        names += [f"test_unfinished[{reduce}]" for reduce in ("all_reduce", "functional_all_reduce")]
         self.assertOutcomes(run, dict.fromkeys(names, "passed"))
 
 

@@ -34,6 +34,12 @@ class Budgeted(NamedTuple):
 Amounts = Mapping[tuple[str, str], Budgeted]
 
 
+def file_of(path: Path) -> Path:
+    """The file that is written for a budget: a link stays one."""
+    # Other than `resolve`, it takes a link to itself in all versions of Python.
+    return Path(os.path.realpath(path))
+
+
 def title_of(group: GroupRecord) -> str:
     """The name of a group in files: it must not depend on how many groups were made before."""
     if group.is_default:
@@ -65,7 +71,7 @@ class Budget:
     def read(cls, path: Path) -> Budget:
         """Read a file. Raises BudgetError."""
         try:
-            content = read_toml(path.read_text("utf-8"))
+            content = read_toml(path.read_text("utf-8-sig"))
         except FileNotFoundError:
             raise BudgetError(f"there is no budget {path}: write it with --update-budgets") from None
         except (OSError, ValueError) as error:
@@ -101,8 +107,7 @@ class Budget:
 
     def write(self, path: Path) -> None:
         """Write the file, so that others see it as it was or as it is now. Raises BudgetError."""
-        # A link stays one.
-        file = path.resolve()
+        file = file_of(path)
         written = file.with_name(f".budget.{os.getpid()}")
         try:
             if file.exists() and not os.access(file, os.W_OK):

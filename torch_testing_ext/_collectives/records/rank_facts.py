@@ -144,4 +144,5 @@ def _bytes_of(tensor: str) -> int:
     for size in _BITS.findall(shape):
         elements *= int(size)
     bits = _BITS.search(dtype)
-    return elements * _BYTES.get(dtype, int(bits.group()) // 8 if bits else 1)
+    # Elements below a byte are stored in one.
+    return elements * _BYTES.get(dtype, max(1, int(bits.group()) // 8) if bits else 1)

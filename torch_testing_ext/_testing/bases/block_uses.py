@@ -32,6 +32,8 @@ class BlockUses(RankUses):  # type: ignore[no-untyped-call]
         self._reductions: dict[str, int] = {}
         # Both, between the issue of a call and the first wait for it.
         self._meanwhile: dict[int, tuple[int, int]] = {}
+        # The calls that were on their way when the block ended, but for gathers that FSDP2 keeps for what follows.
+        self.unfinished: frozenset[int] = frozenset()
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -59,6 +61,12 @@ class BlockUses(RankUses):  # type: ignore[no-untyped-call]
             if kernels is not None:
                 self._meanwhile[each] = self._kernels - kernels, self._products - products
 
+    def end(self) -> None:
+        """The block has ended."""
+        self.is_following = False
+        self.unfinished = frozenset(self._open) - self._unused
+        self.wait_over(ALL)
+
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         if self._unused and not tensor_uses.is_view(func):
             for number in {self.issuer_of(tensor) for tensor in nested_tensors.tensors_in((args, kwargs))}:
@@ -79,7 +87,6 @@ class BlockUses(RankUses):  # type: ignore[no-untyped-call]
 
         Where the block multiplies matrices, only such computation counts.
         """
-        self.wait_over(ALL)
         at = 1 if self._products else 0
         return frozenset(number for number, between in self._meanwhile.items() if between[at])
 
@@ -100,7 +107,7 @@ class IssuedWorks(Check):
         issuer = torch_frames.issuer_of(sys._getframe(2))
         if torch_frames.is_of_fsdp2(issuer):
             self._uses.issued_by_fsdp2(number, spec)
-        elif is_awaited:
+        elif is_awaited or torch_frames.is_awaited_in_cpp(issuer):
             self._uses.wait_over(number)
         elif torch_frames.is_of_reducer(issuer):
             self._uses.awaited_after_backward(number)
@@ -116,5 +123,5 @@ def followed(uses: BlockUses) -> Iterator[None]:
             uses.is_following = True
             yield
     finally:
-        uses.is_following = False
+        uses.end()
         watched_waits.hooks.leave(listener)

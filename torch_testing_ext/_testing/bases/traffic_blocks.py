@@ -11,7 +11,7 @@ import threading
 import unittest
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, updated
+from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, file_of, updated
 from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupRecord, RankRecord
 from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
@@ -46,6 +46,8 @@ from torch_testing_ext.launch.rank_context import context_here
 # The methods by which a host waits for a value.
 _WAITS = frozenset(("__bool__", "__float__", "__int__", "item", "tolist"))
 
+# Places of unfinished calls that are named.
+_MOST_PLACES = 5
 # Facts of calls that may grow, in words.
 _GROWING = {"calls": "calls", "bytes": "bytes", "between_nodes": "bytes between nodes"}
 
@@ -61,6 +63,7 @@ class SeenTraffic(RankFacts):
         super().__init__(RankRecord(0, {}, {}, True, None))
         self._waits: Counter[str] = Counter()
         self._overlapped: frozenset[int] = frozenset()
+        self._unfinished: frozenset[int] = frozenset()
         self._memory = 0
         self._is_over = False
 
@@ -68,7 +71,19 @@ class SeenTraffic(RankFacts):
         """The block has ended."""
         super().__init__(record, observer.modules)
         self._waits, self._overlapped, self._memory = observer.waits, uses.overlapped(), uses.most
+        self._unfinished = uses.unfinished
         self._is_over = True
+
+    def why_unfinished(self, calls: Iterable[Call]) -> str:
+        """What is said of those among these calls for which the block does not wait; "" if there are none."""
+        places = Counter(f"{call.kind} at {self.place_of(call)}" for call in calls if call.order in self._unfinished)
+        if not places:
+            return ""
+        listed = "; ".join(f"{number} by {place}" for place, number in places.most_common(_MOST_PLACES))
+        return (
+            f"the block ends before {count(places.total(), 'call')} for which nobody in it waits ({listed}): "
+            "whether such a call overlaps with computation is not known. Wait for it in the block"
+        )
 
     def issued_in(self, group: str | None = None, op: str | None = None) -> Iterator[tuple[GroupRecord, Call]]:
         self._require_end()
@@ -96,6 +111,9 @@ class SeenTraffic(RankFacts):
         total = sum(map(bytes_of, calls))
         if not total:
             raise ValueError("the block issues no such call, which could overlap with computation")
+        why = self.why_unfinished(calls)
+        if why:
+            raise TrafficError(why)
         alone = [call for call in calls if call.order not in self._overlapped]
         share = Share(1 - sum(map(bytes_of, alone)) / total)
         places = Counter(f"{call.kind} at {self.place_of(call)}" for call in alone)
@@ -188,8 +206,9 @@ def _place_in_world() -> tuple[int, int]:
 def _update(file: Path, version: str, size: int, rank: int, facts: RankFacts) -> None:
     """Write the part of this rank. Ranks and runs take turns, by a lock on the folder."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(file.parent, os.O_RDONLY | os.O_CLOEXEC)
+        parent = file_of(file).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise BudgetError(f"the budget {file} cannot be written: {error}") from None
     try:
@@ -301,3 +320,6 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
     if not observer.numbers:
         raise TrafficError("the block's own call was not seen, so that nothing can be told of the others")
     seen.end(content.record(_place_in_world()[0]), observer, uses)
+    unfinished = seen.why_unfinished(seen.issued())
+    if unfinished:
+        warnings.warn(unfinished, stacklevel=3)

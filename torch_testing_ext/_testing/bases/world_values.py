@@ -219,7 +219,9 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         except (NotImplementedError, RuntimeError):  # it has none
             return
         if depends >= 0:
-            self._depends[training.key_of(storage)] = depends
+            # An operation that issues a call gives what that call has written.
+            key = training.key_of(storage)
+            self._depends[key] = max(depends, self._depends.get(key, -1))
         self._count(storage)
 
     def _count(self, storage: Any) -> None:

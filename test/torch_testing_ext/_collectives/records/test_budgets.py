@@ -1,5 +1,6 @@
 """Files of budgets: what is written is read again, at any moment whole, and what cannot be read or written is told."""
 
+import errno
 import os
 import tempfile
 import threading
@@ -75,6 +76,35 @@ class BudgetsTest(unittest.TestCase):
         with self.assertRaisesRegex(BudgetError, "cannot be read"):
             Budget.read(self.file)
 
+    def test_what_editors_make_of_a_file(self):
+        text = Budget("2.13", 2, {0: AMOUNTS}).text()
+        for name, content in (
+            ("line ends", text.replace("\n", "\r\n").encode()),
+            ("byte order", b"\xef\xbb\xbf" + text.encode()),
+            ("comments", text.replace("\n", "  # reviewed\n").encode()),
+        ):
+            with self.subTest(name):
+                self.file.write_bytes(content)
+                self.assertEqual(Budget.read(self.file).of_ranks, {0: AMOUNTS})
+
+    def test_a_full_disk(self):
+        """The budget stays as it was, and no draft is left."""
+        self.file.write_text("before")
+        full = OSError(errno.ENOSPC, "No space left on device")
+        write_text = Path.write_text
+
+        def write_a_part(path, text, *args):
+            write_text(path, text[:10], *args)
+            raise full
+
+        with (
+            mock.patch.object(Path, "write_text", write_a_part),
+            self.assertRaisesRegex(BudgetError, "step.toml cannot be written: .*No space left on device"),
+        ):
+            Budget("2.13", 2, {0: AMOUNTS}).write(self.file)
+        self.assertEqual([file.name for file in self.folder.iterdir()], ["step.toml"])
+        self.assertEqual(self.file.read_text(), "before")
+
     def test_where_nothing_can_be_written(self):
         budget = Budget("2.13", 2, {0: AMOUNTS})
         self.file.write_text("before")
@@ -97,6 +127,12 @@ class BudgetsTest(unittest.TestCase):
         Budget("2.13", 2, {0: AMOUNTS}).write(link)
         self.assertTrue(link.is_symlink())
         self.assertEqual(Budget.read(self.file).of_ranks, {0: AMOUNTS})
+        around = self.folder / "around.toml"
+        around.symlink_to(around)
+        with self.assertRaisesRegex(BudgetError, "around.toml cannot be read: "):
+            Budget.read(around)
+        Budget("2.13", 2, {0: AMOUNTS}).write(around)
+        self.assertEqual(Budget.read(around).of_ranks, {0: AMOUNTS})
 
     def test_readers_see_whole_files(self):
         Budget("2.13", 64, dict.fromkeys(range(64), AMOUNTS)).write(self.file)

@@ -2,8 +2,10 @@
 
 import unittest
 
+import torch
+
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupKey, GroupRecord, RankRecord
-from torch_testing_ext._collectives.records.rank_facts import RankFacts
+from torch_testing_ext._collectives.records.rank_facts import RankFacts, bytes_of
 from torch_testing_ext.common_utils import run_tests
 
 
@@ -32,6 +34,12 @@ class OperationsTest(unittest.TestCase):
             with self.subTest(op=op):
                 self.assertEqual(seen.calls(op=op), expected)
         self.assertEqual(seen.bytes(op="all_gather"), 48)
+
+    def test_bytes_of_each_type(self):
+        for dtype in {value for value in vars(torch).values() if isinstance(value, torch.dtype)}:
+            with self.subTest(dtype):
+                call = Call("send", given=(f"[3, 2] {str(dtype).removeprefix('torch.')}",))
+                self.assertEqual(bytes_of(call), 6 * dtype.itemsize)
 
     def test_a_word_that_is_no_operation(self):
         """It would count 0, and an assertion that there is none would pass."""

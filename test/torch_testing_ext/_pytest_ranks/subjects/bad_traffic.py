@@ -1,9 +1,18 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 from torch_testing_ext.common_distributed import MultiThreadedTestCase
 from torch_testing_ext.traffic import TrafficError
+
+
+def all_reduce():
+    return dist.all_reduce(torch.ones(4), async_op=True)
+
+
+def functional_all_reduce():
+    return functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
 
 
 @pytest.mark.world_size(1)
@@ -19,6 +28,25 @@ def test_nested(dist_env, traffic):
             pass
         dist.barrier()
     assert seen.calls() == 1
+
+
+@pytest.mark.world_size(1)
+@pytest.mark.parametrize("reduce", [all_reduce, functional_all_reduce])
+def test_unfinished(dist_env, traffic, reduce):
+    weight = torch.ones(2, 2)
+    said = r"nobody in it waits \(1 by all_reduce at test_x\.py:\d+ in \w*all_reduce\)"
+    with pytest.warns(UserWarning, match=said) as told, traffic() as seen:
+        left = reduce()
+        weight @ weight
+        dist.barrier()
+    assert told[0].filename == __file__
+    assert (seen.calls(), seen.bytes(), seen.calls(op="barrier")) == (2, 16, 1)
+    with pytest.raises(TrafficError, match=said):
+        seen.overlapped("world", "all_reduce")
+    with traffic() as following:
+        left.wait()
+        dist.all_reduce(torch.ones(2))
+    assert (following.calls(), following.bytes(), following.overlapped()) == (1, 8, 0)
 
 
 @pytest.mark.world_size(1)
