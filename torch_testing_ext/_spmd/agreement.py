@@ -76,7 +76,7 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
             )
         if first.checksum != other.checksum:
             return (
-                f"The parameters of rank {rank} differ from those of rank 0.",
+                f"The parameters of rank {rank} differ from those of rank 0, or gradients or states that the step uses.",
                 "Let every update use averaged gradients: those of backward(), of modules and optimizers that the "
                 "step's arguments, closure or globals hold. Average others, such as those of torch.autograd.grad.",
             )
@@ -133,7 +133,7 @@ class StepMeeting:
             self.check()
         if self.world == 1:
             return
-        checksum, self.watched = checksum_of(self.watched, self.call), []
+        checksum, self.watched = checksum_of(self.watched), []
         header = Header(self.step, self.call, place, turn, self.params, self.new, checksum, about, updated)
         mine = torch.tensor(header, dtype=torch.int64, device=self.device)
         rows = list(mine.new_empty(self.world, len(mine)))
@@ -175,10 +175,6 @@ class StepMeeting:
         return found
 
 
-# A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The number of elements of a large parameter that are summed, which move from call to call.
-_SAMPLE = 256
 # The calls in which all replicated parameters are summed. Later ones sum a few.
 EARLY = 8
 
@@ -191,15 +187,52 @@ def in_turns(replicated: Sequence[torch.Tensor], call: int) -> Sequence[torch.Te
     return replicated[begin : begin + 4]
 
 
+# A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+# Values whose places differ by a multiple of this have one sum: two rows that change places are seen, unless by chance.
+_SUMS = 127
+# Values are converted to int64 for their sum, in pieces, so that this takes little memory. Tensors far smaller than a
+# piece are joined.
+_PIECE = 2048 * _SUMS
+_SMALL = 8 * _SUMS
+# An odd number of 63 bits, whose multiples have no pattern.
+_MIXER = 0x4F1BBCDCBFA53E0B
+
+
 @torch.no_grad()
-def checksum_of(tensors: Iterable[torch.Tensor], call: int) -> int:
-    """A number by which ranks see whether they have the same values."""
-    samples: dict[Any, list[torch.Tensor]] = {}
+def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
+    """A number by which ranks see whether they have the same values in the same places."""
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    small: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         if not tensor.numel() or tensor.layout is not torch.strided:
             continue
-        real = as_real(tensor).reshape(-1)
-        bits = real.view(_INTEGERS[real.element_size()])
-        gap = bits.numel() // _SAMPLE if bits.numel() > 4 * _SAMPLE else 1
-        samples.setdefault((bits.dtype, bits.device), []).append(bits[call % gap :: gap])
-    return sum(int(torch.cat(alike).sum(dtype=torch.int64)) for alike in samples.values()) % (1 << 62)
+        bits = _integers(as_real(tensor).reshape(-1))
+        if len(bits) < _SMALL:
+            small.setdefault((bits.dtype, bits.device), []).append(bits)
+        else:
+            sums.setdefault(bits.device, []).extend(map(_sums, bits.split(_PIECE)))  # type: ignore[no-untyped-call]
+    for alike in small.values():
+        sums.setdefault(alike[0].device, []).append(_sums(torch.cat(alike)))
+    return hash(tuple(map(_by_place, sums.values()))) % (1 << 62)
+
+
+def _integers(flat: torch.Tensor) -> torch.Tensor:
+    """The bit patterns of numbers. Four bytes at a time: of eight, a sum loses the sign of an even number of values."""
+    size = 4 if flat.nbytes % 4 == 0 else flat.element_size()
+    begin = flat.storage_offset() * flat.element_size()
+    return (flat.clone() if begin % size else flat).view(_INTEGERS[size])
+
+
+def _sums(bits: torch.Tensor) -> torch.Tensor:
+    rest = len(bits) % _SUMS
+    sums = bits[: len(bits) - rest].view(-1, _SUMS).sum(0, dtype=torch.int64)
+    sums[:rest] += bits[len(bits) - rest :]
+    return sums
+
+
+def _by_place(sums: list[torch.Tensor]) -> int:
+    together = torch.cat(sums)
+    weights = _MIXER * torch.arange(1, len(together) + 1, device=together.device)
+    weights = weights ^ (weights >> 32) | 1
+    return int((together * weights).sum())

@@ -67,8 +67,7 @@ class RowUpdates:
             return
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
         number = zlib.crc32(repr((updated, _options(optimizer))).encode())
-        while self.averager.gradients.meet(CallPlace.UPDATE, _alike(pairs), self.turn, number):
-            pass
+        self.meet(CallPlace.UPDATE, pairs, [optimizer], self.turn, number)
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
         # A closure needs whole parameters.
@@ -80,6 +79,34 @@ class RowUpdates:
             on_rows = _OnRows(pair, optimizer, self.states)
             on_rows.enter()
             self._active.append(on_rows)
+
+    def meet(
+        self,
+        place: CallPlace,
+        pairs: Sequence[TwoForms],
+        optimizers: Sequence[Optimizer],
+        turn: int = 0,
+        updated: int = 0,
+    ) -> None:
+        """Meet the other ranks, and compare what all have whole. Others that read gradients get this rank's rows."""
+        while self.averager.gradients.meet(place, [*self._alike(pairs, optimizers)], turn, updated):
+            pass
+
+    def _alike(self, pairs: Sequence[TwoForms], optimizers: Sequence[Optimizer]) -> Iterator[torch.Tensor]:
+        """The tensors of which each rank keeps or updates its rows alone, where they are whole."""
+        for pair in pairs:
+            yield pair.plain
+            grad = _plain_gradient(pair)
+            if grad is not None:
+                yield grad.values() if isinstance(grad, RowTensor) else grad
+        for optimizer in optimizers:
+            on_rows = runs_on_rows(optimizer)
+            for pair, _, _, value in self._states(optimizer):
+                if isinstance(value, RowTensor):
+                    if value.whole is not None:
+                        yield value.whole
+                elif on_rows and pair.rows is not None and pair.whole_state(value):
+                    yield value
 
     @outside_dynamo
     @torch.no_grad()
@@ -152,12 +179,6 @@ def _options(optimizer: Optimizer) -> list[Any]:
     leaves = pytrees.tree_leaves([{**group, "params": None} for group in optimizer.param_groups])
     values = [leaf.tolist() if isinstance(leaf, torch.Tensor) and leaf.is_cpu else leaf for leaf in leaves]
     return [value for value in values if isinstance(value, (bool, int, float))]
-
-
-def _alike(pairs: Sequence[TwoForms]) -> list[torch.Tensor]:
-    """The tensors that all ranks have alike before an update: whole parameters, and whole gradients."""
-    grads = [_plain_gradient(pair) for pair in pairs]
-    return [*(pair.plain for pair in pairs), *(grad for grad in grads if grad is not None)]
 
 
 def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:

@@ -71,7 +71,7 @@ class StepEngine:
                 self._enter(step, history, found)
             result = step.function(*args, **kwargs)
             with torch.inference_mode(False), below_torch_function():
-                self._end(result)
+                self._end(found, result)
         except BaseException as error:
             self.averager.fail()
             with torch.inference_mode(False), below_torch_function():
@@ -187,7 +187,7 @@ class StepEngine:
         for optimizer in optimizers:
             self.updates.watch(optimizer)
 
-    def _end(self, result: Any) -> None:
+    def _end(self, found: FoundState, result: Any) -> None:
         """End a call that has succeeded."""
         averager, pairs = self.averager, self.resting.pairs
         averager.end()
@@ -195,10 +195,9 @@ class StepEngine:
             if isinstance(leaf, RowTensor):
                 leaf.values()
         self.meeting.check()
-        sharded = [pair.plain for pair in pairs.values() if pair.rows is not None]
+        sharded = [pair for pair in pairs.values() if pair.rows is not None]
         if sharded:
-            while averager.gradients.meet(CallPlace.END, sharded):
-                pass
+            self.updates.meet(CallPlace.END, sharded, found.optimizers)
 
     def _leave(self, found: FoundState) -> None:
         """Give model and optimizers their form between calls, also after an error."""

@@ -373,6 +373,78 @@ def a_layer_that_a_rank_initializes_in_a_later_call(case):
     return call
 
 
+def after(write, *, is_updated):
+    """A call in which one rank writes to a large model, with Adam, before or after its update."""
+
+    def prepare(case):
+        def step(model, optimizer, batch, writes):
+            optimizer.zero_grad()
+            error(model, batch).backward()
+            if not is_updated and writes:
+                write(model, optimizer)
+            optimizer.step()
+            if is_updated and writes:
+                write(model, optimizer)
+
+        model = net(6, 400, 3)
+        optimizer, compiled = adam(model), case.step(step)
+        # All ranks read once, so that what they have is whole.
+        compiled(model, optimizer, case.batch(), False)
+        return lambda: compiled(model, optimizer, case.batch(), case.rank == 1)
+
+    return prepare
+
+
+def _one_element(model, optimizer):
+    model[2].weight.data[2, 7] += 1
+
+
+def _by_numpy(model, optimizer):
+    model[0].weight.detach().numpy()[17, 1] = 3
+
+
+def _two_rows(model, optimizer):
+    weight = model[0].weight.data
+    weight[[0, 100]] = weight[[100, 0]]
+
+
+for _write in (_one_element, _by_numpy, _two_rows):
+    for _is_updated in (False, True):
+        REFUSALS[f"{'late' if _is_updated else 'early'}{_write.__name__}_of_one_rank"] = Refusal(
+            after(_write, is_updated=_is_updated), "The parameters of rank 1 differ", "average", "", ("fully_shard",), True
+        )
+
+
+@refused("or gradients or states", "average", styles=("fully_shard",), changes=True)
+def gradients_that_one_rank_clears_after_its_update(case):
+    def step(model, optimizer, batch, clears):
+        error(model, batch).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1)
+        optimizer.step()
+        if clears:
+            model[0].weight.grad.zero_()
+
+    model = net()
+    optimizer, compiled = adam(model), case.step(step)
+    compiled(model, optimizer, case.batch(), False)
+    return lambda: compiled(model, optimizer, case.batch(), case.rank == 1)
+
+
+@refused("or gradients or states", "average", styles=("fully_shard",), changes=True)
+def a_moment_to_which_one_rank_writes(case):
+    def step(model, optimizer, batch, writes):
+        update(model, optimizer, batch)
+        moment = optimizer.state[model[0].weight]["exp_avg"]
+        if moment.norm() > 0 and writes:
+            moment[0, 0] = 0
+
+    model = net()
+    optimizer, compiled = adam(model), case.step(step)
+    for _ in range(2):
+        compiled(model, optimizer, case.batch(), False)
+    return lambda: compiled(model, optimizer, case.batch(), case.rank == 1)
+
+
 # -- Between calls
 
 
