@@ -1,7 +1,7 @@
 """The ranks agree: a header before every exchange, in which ranks that do different things meet."""
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +76,7 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
             )
         if first.checksum != other.checksum:
             return (
-                f"The parameters of rank {rank} differ from those of rank 0, or gradients or states that the step uses.",
+                f"The parameters of rank {rank} differ from those of rank 0, or gradients or states in use.",
                 "Let every update use averaged gradients: those of backward(), of modules and optimizers that the "
                 "step's arguments, closure or globals hold. Average others, such as those of torch.autograd.grad.",
             )
@@ -188,13 +188,11 @@ def in_turns(replicated: Sequence[torch.Tensor], call: int) -> Sequence[torch.Te
 
 
 # A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-# Values whose places differ by a multiple of this have one sum: two rows that change places are seen, unless by chance.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Words of a large tensor are added before they are weighted by their place, if their distance is a multiple of this:
+# rows and columns that change places, or signs, are in different sums.
 _SUMS = 127
-# Values are converted to int64 for their sum, in pieces, so that this takes little memory. Tensors far smaller than a
-# piece are joined.
-_PIECE = 2048 * _SUMS
-_SMALL = 8 * _SUMS
+_LARGE = 4096
 # An odd number of 63 bits, whose multiples have no pattern.
 _MIXER = 0x4F1BBCDCBFA53E0B
 
@@ -202,37 +200,29 @@ _MIXER = 0x4F1BBCDCBFA53E0B
 @torch.no_grad()
 def checksum_of(tensors: Iterable[torch.Tensor]) -> int:
     """A number by which ranks see whether they have the same values in the same places."""
-    sums: dict[torch.device, list[torch.Tensor]] = {}
-    small: dict[Any, list[torch.Tensor]] = {}
+    words: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
-        if not tensor.numel() or tensor.layout is not torch.strided:
-            continue
-        bits = _integers(as_real(tensor).reshape(-1))
-        if len(bits) < _SMALL:
-            small.setdefault((bits.dtype, bits.device), []).append(bits)
-        else:
-            sums.setdefault(bits.device, []).extend(map(_sums, bits.split(_PIECE)))  # type: ignore[no-untyped-call]
-    for alike in small.values():
-        sums.setdefault(alike[0].device, []).append(_sums(torch.cat(alike)))
-    return hash(tuple(map(_by_place, sums.values()))) % (1 << 62)
+        if tensor.numel() and tensor.layout is torch.strided:
+            words.setdefault(tensor.device, []).extend(_words(as_real(tensor).reshape(-1)))
+    return hash(tuple(map(_sum_by_place, words.values()))) % (1 << 62)
 
 
-def _integers(flat: torch.Tensor) -> torch.Tensor:
-    """The bit patterns of numbers. Four bytes at a time: of eight, a sum loses the sign of an even number of values."""
-    size = 4 if flat.nbytes % 4 == 0 else flat.element_size()
+def _words(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The bit patterns of numbers, up to eight bytes each; those of a large tensor added."""
+    size = max(size for size in _INTEGERS if flat.nbytes % size == 0)
     begin = flat.storage_offset() * flat.element_size()
-    return (flat.clone() if begin % size else flat).view(_INTEGERS[size])
+    words = (flat.clone() if begin % size else flat).view(_INTEGERS[size])
+    if len(words) >= _LARGE:
+        # Odd: an even number of words can change their highest bits without changing their sum.
+        rows = (len(words) // _SUMS - 1) | 1
+        yield words[: rows * _SUMS].view(rows, _SUMS).sum(0, dtype=torch.int64)
+        words = words[rows * _SUMS :]
+    yield words.long()
 
 
-def _sums(bits: torch.Tensor) -> torch.Tensor:
-    rest = len(bits) % _SUMS
-    sums = bits[: len(bits) - rest].view(-1, _SUMS).sum(0, dtype=torch.int64)
-    sums[:rest] += bits[len(bits) - rest :]
-    return sums
-
-
-def _by_place(sums: list[torch.Tensor]) -> int:
-    together = torch.cat(sums)
+def _sum_by_place(words: list[torch.Tensor]) -> int:
+    together = torch.cat(words)
     weights = _MIXER * torch.arange(1, len(together) + 1, device=together.device)
     weights = weights ^ (weights >> 32) | 1
-    return int((together * weights).sum())
+    # Highest bits count in lower ones, too.
+    return int(((together ^ (together >> 32)) * weights).sum())

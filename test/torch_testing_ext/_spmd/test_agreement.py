@@ -81,17 +81,17 @@ class TestChecksum(TestCase):
         tensor[tuple(size - 1 for size in tensor.shape)] = 0
         self.assertNotEqual(checksum_of([tensor]), before)
 
-    @parametrize("size", [1016, 100_003, 300_000])
+    @parametrize("size", [4095, 100_003, 300_000])
     def test_sees_each_element_of_a_large_tensor(self, size):
         tensor = torch.randn(size)
         before = checksum_of([tensor])
-        for place in (0, 126, 127, size // 2, size - 1):
+        for place in (0, 61, 62, size // 2, size - 1):
             changed = tensor.clone()
             changed[place] += 1
             self.assertNotEqual(checksum_of([changed]), before)
 
     @parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128])
-    @parametrize("shape", [(3, 4), (130, 120), (600, 500)])
+    @parametrize("shape", [(3, 4), (130, 120), (600, 500), (602, 62)])
     def test_sees_values_that_change_places_or_signs(self, shape, dtype):
         tensor = torch.randn(shape, dtype=dtype)
         before = checksum_of([tensor])

@@ -411,7 +411,12 @@ def _two_rows(model, optimizer):
 for _write in (_one_element, _by_numpy, _two_rows):
     for _is_updated in (False, True):
         REFUSALS[f"{'late' if _is_updated else 'early'}{_write.__name__}_of_one_rank"] = Refusal(
-            after(_write, is_updated=_is_updated), "The parameters of rank 1 differ", "average", "", ("fully_shard",), True
+            after(_write, is_updated=_is_updated),
+            "The parameters of rank 1 differ",
+            "average",
+            "",
+            ("fully_shard",),
+            True,
         )
 
 
