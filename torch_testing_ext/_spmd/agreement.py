@@ -40,7 +40,7 @@ class Header(NamedTuple):
     checksum: int
     # A hash of what the exchange is about: the plan of a backward, gradients of which ranks have rows.
     about: int
-    # A hash of the parameters that an optimizer updates, and of its options.
+    # A hash of the parameters that an optimizer updates, of its options and of which states it has.
     updated: int
 
 
@@ -82,7 +82,8 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
             )
         if (first.about, first.updated) != (other.about, other.updated):
             return (
-                f"Rank 0 and rank {rank} have gradients of different parameters or shapes, or options of an optimizer.",
+                f"Rank 0 and rank {rank} have gradients of different parameters or shapes, "
+                "or options or states of an optimizer.",
                 "Let every rank clear, change and use the same gradients, in the same place, with the same options.",
             )
     return None

@@ -219,21 +219,11 @@ class RowTensors:
         """Gather, because an operation of this rank uses one."""
         if self.meeting.step >= 0:
             self.meeting.meet(CallPlace.READ, about=self.about())
-            self._gather()
-
-    def meet(self, place: CallPlace, watched: list[torch.Tensor], turn: int = 0, updated: int = 0) -> bool:
-        """Send a header, with the checksum of what ranks have alike, and wait for those of the others.
-
-        If another rank reads gradients, this one gives it the rows, and is to meet again: then it returns True.
-        """
-        self.meeting.watched = watched
-        is_read = self.meeting.meet(place, turn, self.about(), updated)
-        if is_read:
-            self._gather()
-        return is_read
+            self.gather()
 
     @torch.no_grad()
-    def _gather(self) -> None:
+    def gather(self) -> None:
+        """Gather, because all ranks do."""
         self.are_read = True
         waiting = list(self._alive())
         gathers = []

@@ -66,7 +66,8 @@ class RowUpdates:
         if not pairs:
             return
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
-        number = zlib.crc32(repr((updated, _options(optimizer))).encode())
+        states = [(pair.name, name, _number(value)) for pair, _, name, value in self._states(optimizer)]
+        number = zlib.crc32(repr((updated, _options(optimizer), states)).encode())
         self.meet(CallPlace.UPDATE, pairs, [optimizer], self.turn, number)
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
@@ -89,8 +90,11 @@ class RowUpdates:
         updated: int = 0,
     ) -> None:
         """Meet the other ranks, and compare what all have whole. Others that read gradients get this rank's rows."""
-        while self.averager.gradients.meet(place, [*self._alike(pairs, optimizers)], turn, updated):
-            pass
+        meeting, gradients = self.averager.meeting, self.averager.gradients
+        meeting.watched = [*self._alike(pairs, optimizers)]
+        while meeting.meet(place, turn, gradients.about(), updated):
+            gradients.gather()
+            meeting.watched = [*self._alike(pairs, optimizers)]
 
     def _alike(self, pairs: Sequence[TwoForms], optimizers: Sequence[Optimizer]) -> Iterator[torch.Tensor]:
         """The tensors of which each rank keeps or updates its rows alone, where they are whole."""
@@ -177,8 +181,14 @@ class RowUpdates:
 def _options(optimizer: Optimizer) -> list[Any]:
     """The numbers in an optimizer's options: by others, a rank would update its rows in another way."""
     leaves = pytrees.tree_leaves([{**group, "params": None} for group in optimizer.param_groups])
-    values = [leaf.tolist() if isinstance(leaf, torch.Tensor) and leaf.is_cpu else leaf for leaf in leaves]
-    return [value for value in values if isinstance(value, (bool, int, float))]
+    return [_number(leaf) for leaf in leaves]
+
+
+def _number(value: Any) -> Any:
+    """A number, also that of a tensor on the CPU. None for anything else."""
+    if isinstance(value, torch.Tensor) and value.is_cpu and not value.dim():
+        return value.item()
+    return value if isinstance(value, (bool, int, float)) else None
 
 
 def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:

@@ -305,7 +305,7 @@ def update_of_one_rank(case):
 
 
 @refused(
-    "or options of an optimizer",
+    "or options or states of an optimizer",
     "with the same options",
     line="optimizer.step()",
     styles=("fully_shard",),
@@ -433,6 +433,14 @@ def gradients_that_one_rank_clears_after_its_update(case):
     optimizer, compiled = adam(model), case.step(step)
     compiled(model, optimizer, case.batch(), False)
     return lambda: compiled(model, optimizer, case.batch(), case.rank == 1)
+
+
+@refused("or options or states of an optimizer", "every rank", styles=("fully_shard",), changes=True)
+def states_that_one_rank_clears(case):
+    model, optimizer, step = case.trained()
+    if case.rank:
+        optimizer.state.clear()
+    return lambda: step(model, optimizer, case.batch())
 
 
 @refused("or gradients or states", "average", styles=("fully_shard",), changes=True)
