@@ -66,14 +66,17 @@ class RowUpdates:
         if not pairs:
             return
         updated = [place for place, pair in enumerate(pairs) if pair.plain.grad is not None]
-        states = [(pair.name, name, _number(value)) for pair, _, name, value in self._states(optimizer)]
+        may_be_rows = runs_on_rows(optimizer)
+        # An optimizer of whole parameters may keep the rank's own loss.
+        held = self._states(optimizer) if may_be_rows else ()
+        states = [(pair.name, name, _number(value)) for pair, _, name, value in held]
         number = zlib.crc32(repr((updated, _options(optimizer), states)).encode())
         self.meet(CallPlace.UPDATE, pairs, [optimizer], self.turn, number)
         self.turn += 1
         is_sparse = any(pair.plain.grad is not None and pair.plain.grad.is_sparse for pair in pairs)
         # A closure needs whole parameters.
         has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
-        if is_sparse or has_closure or not runs_on_rows(optimizer):
+        if is_sparse or has_closure or not may_be_rows:
             self._make_whole(optimizer, pairs)
             return
         for pair in pairs:
