@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import getpid
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._process import system
@@ -331,6 +331,15 @@ def summarize(error: BaseException) -> str:
     return f"{name}: {first}" if first else name
 
 
+def _frames_in_short(tb: TracebackType | None) -> str:
+    try:
+        return "".join(traceback.format_tb(tb))
+    except Exception:
+        # A test has replaced what reads the source.
+        frames = (frame for frame, _ in traceback.walk_tb(tb))
+        return "".join(f'  File "{frame.f_code.co_filename}", in {frame.f_code.co_name}\n' for frame in frames)
+
+
 def format_error(error: BaseException) -> str:
     """The traceback as text, without the frames of the harness around the test and below its assertion."""
     tb = error.__traceback__
@@ -347,4 +356,4 @@ def format_error(error: BaseException) -> str:
         return "".join(shown.format())
     except Exception:
         # Formatting failed (a custom __str__, __repr__ or __cause__): the frames alone are still useful.
-        return "".join(traceback.format_tb(tb)) + summarize(error) + "\n"
+        return _frames_in_short(tb) + summarize(error) + "\n"

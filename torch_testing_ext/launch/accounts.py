@@ -6,11 +6,12 @@ import enum
 import errno
 import os
 import sys
-import time
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import pwrite
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
@@ -30,7 +31,7 @@ LONGEST_DETAILS = 8_000
 
 def now() -> float:
     """Seconds on the clock that all processes of a machine share."""
-    return time.monotonic()
+    return monotonic()
 
 
 # The exit status of a rank whose test raised; PyTorch's TEST_ERROR_EXIT_CODE.
@@ -171,9 +172,9 @@ class AccountFile:
     def _put(self, data: bytes) -> None:
         # Invalidate the first byte until the end: if the rank is killed in between, the file does not parse. What was
         # written behind the end before stays there: to cut it off costs ranks that end together 2 ms, on ext4.
-        os.pwrite(self.fd, b"\0", 0)
+        pwrite(self.fd, b"\0", 0)
         self._write_all(data[1:] + _END, 1)
-        os.pwrite(self.fd, data[:1], 0)
+        pwrite(self.fd, data[:1], 0)
         self._size = len(data)
 
     def attach(self, data: bytes) -> None:
@@ -182,11 +183,11 @@ class AccountFile:
 
     def _write_all(self, data: bytes, at: int) -> None:
         while data:
-            written = os.pwrite(self.fd, data, at)
+            written = pwrite(self.fd, data, at)
             data, at = data[written:], at + written
 
     def clear(self) -> None:
-        os.pwrite(self.fd, b"\0", 0)  # it does not parse
+        pwrite(self.fd, b"\0", 0)  # it does not parse
 
     def close(self) -> None:
         if self.is_open():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class RankContext:
     # The processes of the other ranks that ran when this one started.
     siblings: tuple[int, ...] = ()
     nodes: Nodes = field(default_factory=Nodes)
-    pid: int = field(default_factory=os.getpid)
+    pid: int = field(default_factory=getpid)
 
     @property
     def place(self) -> Place:
@@ -77,4 +77,4 @@ def current_context() -> RankContext | None:
 
 def context_here() -> RankContext | None:
     """Return the context of the rank that this process is; None also in a process that a rank's test has forked."""
-    return _current if _current is not None and _current.pid == os.getpid() else None
+    return _current if _current is not None and _current.pid == getpid() else None

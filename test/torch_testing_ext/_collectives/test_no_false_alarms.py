@@ -465,7 +465,9 @@ class Ranks(ranks.Ranks):
         dist.all_reduce(torch.ones(4))
         if self.rank == 0:
             broken = mock.Mock(side_effect=AssertionError("must not be called"))
-            for target in ("time.time_ns", "time.time", "builtins.open", "os.listdir"):
+            of_time = ("time.time_ns", "time.time", "time.monotonic", "time.sleep")
+            of_os = ("os.listdir", "os.open", "os.close", "os.pwrite", "os.getpid", "os.stat")
+            for target in (*of_time, *of_os, "builtins.open", "pickle.dumps", "gc.collect", "linecache.getline"):
                 mock.patch(target, broken).start()
 
     @collectives_may_differ("tests the decorator")

@@ -13,6 +13,7 @@ import pickle
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pickle import dumps as dumps_pickle
 from typing import Any, NamedTuple
 
 from torch_testing_ext._collectives.blocked.rank_state import RankState
@@ -58,7 +59,7 @@ def pack_record(
     `lists`: the fields of the member lists that it has given. `living`: the numbers of the groups that it has, while it
     runs.
     """
-    return pickle.dumps((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, lists, living))
+    return dumps_pickle((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, lists, living))
 
 
 # So many threads are expected to issue calls with roots in one group at the same time.

@@ -14,12 +14,13 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from os import close as os_close, open as os_open
 from pathlib import Path
+from time import monotonic, sleep
 
 from torch_testing_ext._torch.groups import watched_groups
 from torch_testing_ext.launch import RankContext
@@ -91,13 +92,13 @@ class GroupCreation:
     def wait_for_peers(self) -> None:
         """Wait until no peer is creating a group that this rank has created."""
         groups, self.created = self.created, []
-        began = time.monotonic()
-        while groups and (waited := time.monotonic() - began) < PEERS_TIMEOUT:
+        began = monotonic()
+        while groups and (waited := monotonic() - began) < PEERS_TIMEOUT:
             if self.is_complete(groups[-1]):
                 groups.pop()
             else:
                 # Longer steps the longer it takes: many ranks that wait must not keep the others from creating it.
-                time.sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
+                sleep(min(max(_FIRST_STEP, waited / 8), _LAST_STEP))
 
     def is_complete(self, group: int) -> bool:
         """Whether no peer is creating the group."""
@@ -113,17 +114,17 @@ class GroupCreation:
         Raises BlockingIOError if a peer holds the lock and `kind` says not to wait.
         """
         try:
-            descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os_open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
             return None
         try:
             fcntl.lockf(descriptor, kind, length, start)
         except BlockingIOError:
-            os.close(descriptor)
+            os_close(descriptor)
             raise
         except OSError:
             # No locks on this file system, or a deadlock: then nobody waits.
-            os.close(descriptor)
+            os_close(descriptor)
             return None
         return descriptor
 
@@ -135,4 +136,4 @@ def _range_of(name: str, times: int) -> int:
 def _close(descriptor: int | None) -> None:
     if descriptor is not None:
         with suppress(OSError):
-            os.close(descriptor)
+            os_close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -10,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from gc import collect
 from typing import Any
 
 from torch_testing_ext.launch.account_writer import AccountWriter, summarize
@@ -124,7 +124,7 @@ def _uncaught_exceptions_for_pytest() -> Iterator[None]:
         yield
         # Only what the test has made: a forked rank does not look at the rest.
         if imported_garbage.has_exempted_imported():
-            gc.collect()
+            collect()
         while pending:
             _warn_of(pytest.PytestUnraisableExceptionWarning, *pending.pop(0))
     finally:
