@@ -232,7 +232,7 @@ def _did(report: RankReport, doing: Mapping[int, Doing], fault: Fault) -> tuple[
 
 
 def _still_running(record: RankRecord | None, site: Site | None, file: str) -> tuple[str, Site | None]:
-    """What a rank that was stopped did, and its line, or that of its latest call if its test was over.
+    """The doing of a rank that was stopped, and its line, or that of its latest call if its test was over.
 
     `site`: the line that it was at. `file`: the test's.
     """
