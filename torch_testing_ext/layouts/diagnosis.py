@@ -83,7 +83,7 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
 
 
 def _combination(basis: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-    """How often each column of the basis is in a gradient; None if it is no combination of them."""
+    """The factor of each column of the basis in a gradient; None if it is no combination of them."""
     basis, gradient = basis.double(), gradient.double()
     if not bool(gradient.isfinite().all()):
         return None

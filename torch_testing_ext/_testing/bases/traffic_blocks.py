@@ -75,7 +75,7 @@ class SeenTraffic(RankFacts):
         self._is_over = True
 
     def why_unfinished(self, calls: Iterable[Call]) -> str:
-        """What is said of those among these calls for which the block does not wait; "" if there are none."""
+        """Name those among these calls for which the block does not wait; "" if there are none."""
         places = Counter(f"{call.kind} at {self.place_of(call)}" for call in calls if call.order in self._unfinished)
         if not places:
             return ""

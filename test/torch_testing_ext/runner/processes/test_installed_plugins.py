@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from kit.files import subject
 from kit.runs import ROOT, RunsCase
 
 from torch_testing_ext.common_utils import run_tests
@@ -28,36 +29,6 @@ CONFTEST = """
 def pytest_sessionfinish(session):
     session.exitstatus = 7
 """
-# As pytest-dependency and pytest-xdist do: what comes first is known to what follows.
-MARKED = """
-import pytest
-
-seen = []
-
-@pytest.mark.dependency()
-def test_first():
-    seen.append("first")
-
-@pytest.mark.dependency(depends=["test_first"])
-def test_second():
-    assert seen == ["first"]
-
-@pytest.mark.xdist_group("one")
-def test_in_group():
-    assert not seen
-    seen.append("in a group")
-
-@pytest.mark.xdist_group(name="one")
-def test_in_the_same():
-    assert seen == ["in a group"]
-
-@pytest.mark.xdist_group("two")
-def test_in_another():
-    assert not seen
-
-def test_in_none():
-    assert not seen
-"""
 
 
 @pytest.mark.slow
@@ -78,7 +49,7 @@ class InstalledPluginsTest(RunsCase):
 
     def test_marks_keep_tests_in_one_process(self) -> None:
         self.write("pytest.ini", "[pytest]\nmarkers =\n    dependency:\n    xdist_group:\n")
-        self.write("test_it.py", MARKED)
+        self.write("test_it.py", subject(__file__, "tests_in_groups.py"))
         names = ("first", "second", "in_group", "in_the_same", "in_another", "in_none")
         self.assertEqual(self.run_all(), {f"test_{name}": "passed" for name in names})
 
