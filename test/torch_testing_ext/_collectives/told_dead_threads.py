@@ -112,7 +112,7 @@ def an_error_raised_for_another(self):
         in_thread(report)
 
 
-@told("rank 0 of 2 raised", "monitoredBarrier", size=2, levels=(1,))
+@told("rank 1 left before monitored_barrier #1; rank 0 is waiting in it", size=2, levels=(1,))
 def a_rank_that_comes_too_late(self):
     if self.rank == 0:
         in_thread(lambda: dist.monitored_barrier(timeout=timedelta(milliseconds=1)))

@@ -120,6 +120,8 @@ def _ways(calls: CallOfRank) -> list[_Way]:
     properties = (_kind_of, _must_agree, _root, _put_together)
     tells_apart = next(each for each in properties if len(set(map(each, calls.values()))) > 1)
     groups = ranks_grouped_by(calls, tells_apart)
+    if tells_apart is _root:
+        calls = {rank: _with_root(call) for rank, call in calls.items()}
     if tells_apart is _put_together:
         calls = {rank: _with_parts(call) for rank, call in calls.items()}
     alike = [[calls[rank] for rank in ranks] for ranks, _ in groups]
@@ -127,6 +129,13 @@ def _ways(calls: CallOfRank) -> list[_Way]:
     if len(set(words)) < len(words):
         words = [f"{text} {_elements_of(first)}" for text, (first, *_) in zip(words, alike, strict=True)]
     return [_Way(ranks, text) for (ranks, _), text in zip(groups, words, strict=True)]
+
+
+def _with_root(call: Call) -> Call:
+    """The call with its root in words, which a log has among its details."""
+    words = f"root {call.root}"
+    is_told = call.root is None or words in call.details
+    return call if is_told else replace(call, details=(*call.details, words))
 
 
 def _with_parts(call: Call) -> Call:

@@ -255,7 +255,6 @@ def read_entry(
         site=site,
         raised=raised,
         root=root,
-        details=() if root is None else (f"root {root}",),
         is_p2p=entry.is_p2p,
         tells_end=entry.tells_end,
         at=entry.created / 1e9,

@@ -134,15 +134,12 @@ class CallOptions:
     root: int | None = None
     op: str | None = None
     exchange: tuple[tuple[int, ...], ...] | None = None
+    is_sanitized: bool = False
 
     def details(self) -> tuple[str, ...]:
-        """The operation and the root in words."""
-        details = []
-        if self.op:
-            details.append(self.op)
-        if self.root is not None:
-            details.append(f"root {self.root}")
-        return tuple(details)
+        """The operation and the root in words. Otherwise, a root is told only where roots differ."""
+        root = f"root {self.root}" if self.is_sanitized and self.root is not None else ""
+        return tuple(filter(None, (self.op, root)))
 
 
 def options_of(kind: str, arguments: Any, options: Mapping[str, Any], is_sanitized: bool) -> CallOptions:
@@ -153,7 +150,7 @@ def options_of(kind: str, arguments: Any, options: Mapping[str, Any], is_sanitiz
     if kind == "all_to_all":
         outputs, inputs = arguments
         exchange = tuple(tuple(tensor.numel() for tensor in side) for side in (inputs, outputs))
-    return CallOptions(root, name_of_op(options), exchange)
+    return CallOptions(root, name_of_op(options), exchange, is_sanitized=True)
 
 
 def name_of_op(options: Mapping[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from pickle import dumps
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def recorded_collectives(recorders: Sequence[FlightRecorder] = _recorders) -> li
 def take_collectives() -> list[tuple[int, bytes]]:
     """Like `recorded_collectives`, but without earlier entries; none of these will count again."""
     counting = [(recorder.first, _count_from_now(recorder, stacks=True)) for recorder in _recorders]
-    taken = [(first, pickle.dumps({"entries": entries})) for first, entries in counting]
+    taken = [(first, dumps({"entries": entries})) for first, entries in counting]
     taken += [*messages_of_process.dump(), *roots_of_calls.dump()]
     _forget_messages([entry for _, entries in counting for entry in entries])
     return taken

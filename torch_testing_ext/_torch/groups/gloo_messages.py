@@ -1,7 +1,6 @@
 """Sends, receives and monitored barriers, which gloo's recorder leaves out."""
 
 import functools
-import pickle
 import sys
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pickle import dumps
 from typing import Any
 
 import torch
@@ -166,7 +166,7 @@ class _Messages:
             return []
         timeouts = {number: timeout_of_group(group) for group, number in list(numbers_of_groups.items())}
         entries = [_entry_of(number, message, timeouts) for number, message in enumerate(self._noted)]
-        return [(0, pickle.dumps({"entries": entries, "messages": not self._are_too_many}))]
+        return [(0, dumps({"entries": entries, "messages": not self._are_too_many}))]
 
 
 messages_of_process = _Messages()

@@ -1,10 +1,10 @@
 """Roots of collectives, which torch's flight recorders leave out."""
 
 import functools
-import pickle
 import time
 from collections import deque
 from collections.abc import Callable
+from pickle import dumps
 from typing import Any
 
 from torch_testing_ext._torch import replacing
@@ -26,7 +26,7 @@ _noted: deque[list[Any]] = deque(maxlen=_MOST)
 
 def dump() -> list[tuple[int, bytes]]:
     """The roots of the latest calls, as the dump of a recorder is handed over, if there are any."""
-    return [(0, pickle.dumps({"roots": list(_noted)}))] if _noted else []
+    return [(0, dumps({"roots": list(_noted)}))] if _noted else []
 
 
 def forget() -> None:

@@ -257,15 +257,13 @@ class TestMessages(unittest.TestCase):
         noted = {0: [[0, "broadcast", 1, 90, 110]], 1: [[0, "broadcast", 0, 90, 0]]}
         two = [*noted[1], [0, "broadcast", 0, 95, 105]]
         late, of_another_group = [[0, "broadcast", 0, 101, 110]], [[1, "broadcast", 0, 90, 110]]
-        self.assertEqual(self.details(noted[0], noted[0], call), [("root 1",), ("root 1",)])
-        self.assertEqual(
-            self.details(noted[0], noted[1], call), "rank 0 calls broadcast [4] float32 root 1, rank 1 cal"
-        )
+        self.assertEqual(self.roots(noted[0], noted[0], call), [1, 1])
+        self.assertEqual(self.roots(noted[0], noted[1], call), "rank 0 calls broadcast [4] float32 root 1, rank 1 cal")
         for unknown in ([], two, late, of_another_group):
-            self.assertEqual(self.details(noted[0], unknown, call), [("root 1",), ()])
-        self.assertEqual(self.details(noted[0], noted[1], other), [(), ()])
+            self.assertEqual(self.roots(noted[0], unknown, call), [1, None])
+        self.assertEqual(self.roots(noted[0], noted[1], other), [None, None])
 
-    def details(self, first, second, call):
+    def roots(self, first, second, call):
         """The details of a call of each rank, with these roots; or the beginning of the mismatch."""
         data = []
         for rank, roots in enumerate((first, second)):
@@ -274,7 +272,7 @@ class TestMessages(unittest.TestCase):
         found = finding(*data)
         if found is not None:
             return found.brief[:53]
-        return [calls[0].details for rank, each in enumerate(data) for calls in read_raw(rank, each).calls.values()]
+        return [calls[0].root for rank, each in enumerate(data) for calls in read_raw(rank, each).calls.values()]
 
     def test_with_some_that_nobody_has_noted_none_is_compared(self):
         raw = self.records([message(0, "send", 1)], [], seen=3)

@@ -82,8 +82,8 @@ def test_what_is_missing():
 
 def test_messages_and_others():
     sent = entry("gloo:send", message=0, is_issued=True, peer=3, tag=7, is_p2p=True)
-    assert (sent.message, sent.is_issued, sent.peer, sent.tag, sent.is_p2p) == (0, True, 3, 7, True)
-    assert not entry("gloo:send", message=0, is_issued=False).is_issued and not entry("gloo:all_reduce").is_issued
+    assert (sent.message, sent.messages, sent.peer, sent.tag, sent.is_p2p) == (0, 1, 3, 7, True)
+    assert entry("gloo:send", message=0, is_issued=False).messages == entry("gloo:all_reduce").messages == 0
     assert entry("gloo:all_reduce", process_group=("g", "fakeccl")).backend == "fakeccl"
     assert sent.numbered(9).number == 9 and sent.numbered(9).what_members_share == sent.what_members_share
 
