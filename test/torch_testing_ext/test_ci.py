@@ -112,6 +112,10 @@ class CIRunTest(unittest.TestCase):
         with mock.patch.dict(os.environ, BAD="1"):
             code, lines = self.ran("test", test=test.format(self.counts(1, 2, 0)))
         self.assertEqual((code, lines[-1]), (1, "1 passed, 2 failed, 0 skipped"), lines)
+        # No test has failed: the run has left something behind, for example.
+        code, lines = self.ran("test", test=f"{python} && {run} -k good; {self.counts(1, 0, 0)}; false")
+        self.assertEqual((code, lines[-1]), (1, "1 passed, 1 failed, 0 skipped"), lines)
+        self.assertNotIn("+ [test] its failed tests again", lines)
 
     def test_some_parts(self):
         code, lines = self.ran("test", main="false", test=self.counts(2, 0, 0), lint=1)

@@ -159,6 +159,10 @@ def test_commands(page: Path, tmp_path: Path) -> None:
     runtime.mkdir(0o700)
     reader = Walkthrough.in_checkout(tmp_path)
     reader.environ["XDG_RUNTIME_DIR"] = str(runtime)  # where warm servers are
+    # torchrun leaves its logs there.
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    reader.environ["TMPDIR"] = str(temporary)
     for name, text in [*PROJECT.items(), *files_of(page)]:
         write(reader.folder, name, text)
     if before := BEFORE.get(page.stem):
@@ -183,6 +187,7 @@ def debug(command: str, reader: Walkthrough) -> None:
     try:
         terminal.press("c\n" * 5)  # typed ahead: pytest stops in each of the tests
         terminal.expect(" passed")
+        terminal.expect_end()
     finally:
         terminal.close()
 

@@ -44,6 +44,16 @@ class Terminal:
             self._unread += shown
         self._unread = self._unread.partition(text)[2]
 
+    def expect_end(self) -> None:
+        """Wait until the program has ended, so that it leaves nothing behind."""
+        end = time.monotonic() + LIMIT
+        # A terminal whose program has ended can no longer be read.
+        with contextlib.suppress(OSError):
+            while select.select([self.ours], [], [], max(0.0, end - time.monotonic()))[0]:
+                if not os.read(self.ours, 1 << 16):
+                    return
+            raise AssertionError("the program has not ended")
+
     def press(self, keys: str) -> None:
         os.write(self.ours, keys.encode())
 
