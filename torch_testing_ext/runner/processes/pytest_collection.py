@@ -103,7 +103,7 @@ class Collection:
         with self._own_hooks(), warnings.catch_warnings(), pytest_internals.whole_paths():
             try:
                 self._begin()
-                if for_listing and self._has_hooks_of_project():
+                if for_listing and self._project_has(*_SESSION_HOOKS):
                     self.is_for_listing = True
                     self.finish()
             except BaseException as error:
@@ -131,10 +131,9 @@ class Collection:
     def config(self) -> Any:
         return self._session.config
 
-    def _has_hooks_of_project(self) -> bool:
-        """Whether the project itself does something at the beginning or the end of a session."""
-        of_project = plugins_of_project(self.config)
-        return any(hasattr(plugin, hook) for plugin in of_project for hook in _SESSION_HOOKS)
+    def _project_has(self, *hooks: str) -> bool:
+        """Whether the project itself has one of these hooks."""
+        return any(hasattr(plugin, hook) for plugin in plugins_of_project(self.config) for hook in hooks)
 
     def run(self, items: list[Any], loop: Any) -> None:
         """Have pytest run `loop`, in place of its own loop over all tests."""
@@ -168,7 +167,7 @@ class Collection:
         Installed plugins judge a whole session, and this one has few of its tests.
         """
         self._session.exitstatus = status
-        judges = any(hasattr(plugin, "pytest_sessionfinish") for plugin in plugins_of_project(self.config))
+        judges = self._project_has("pytest_sessionfinish")
         self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
         pytest_internals.unconfigure(self.config)
         return int(self._session.exitstatus) if judges else status
@@ -187,10 +186,14 @@ class Collection:
 
 def plugins_of_project(config: Any) -> list[Any]:
     """The plugins that are neither pytest's, nor ours, nor installed, such as conftest files."""
-    manager = config.pluginmanager
-    installed = {"_pytest", __name__.partition(".")[0]}
-    installed.update(_package(plugin) for plugin, _ in manager.list_plugin_distinfo())
-    return [plugin for plugin in manager.get_plugins() if _package(plugin) not in installed]
+    installed = installed_packages(config)
+    return [plugin for plugin in config.pluginmanager.get_plugins() if _package(plugin) not in installed]
+
+
+def installed_packages(config: Any) -> frozenset[str]:
+    """The packages of pytest, of installed plugins, and this one."""
+    of_plugins = (_package(plugin) for plugin, _ in config.pluginmanager.list_plugin_distinfo())
+    return frozenset({"_pytest", __name__.partition(".")[0], *of_plugins})
 
 
 def make_config(load_as: LoadAs, observer: Any) -> Any:

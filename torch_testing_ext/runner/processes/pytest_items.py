@@ -12,8 +12,8 @@ from torch_testing_ext._pytest_ranks.pytest_internals import (
 )
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest
 
-from .pytest_collection import Collection, names_of_classes
-from .shared_fixtures import packages_of_plugins, shared_by_tests
+from .pytest_collection import Collection, installed_packages, names_of_classes
+from .shared_fixtures import shared_by_tests
 
 
 def tests_of(collection: Collection) -> list[PytestTest]:
@@ -25,7 +25,7 @@ def tests_of(collection: Collection) -> list[PytestTest]:
     if any(SPEC in item.stash for item in items):
         # Once, and not in each worker.
         importlib.import_module("torch_testing_ext._pytest_ranks.item_in_parent")
-    together = shared_by_tests(items, packages_of_plugins(items[0].config) if items else frozenset())
+    together = shared_by_tests(items, installed_packages(items[0].config) if items else frozenset())
     tests = []
     for number, item in enumerate(items):
         line = (item.location[1] or 0) + 1

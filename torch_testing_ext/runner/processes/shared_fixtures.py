@@ -3,7 +3,6 @@
 import unittest
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,11 +134,3 @@ def does_nothing(definition: Any, cls: Any) -> bool:
         if function is not getattr(unittest.TestCase, name).__func__:
             return False
     return True
-
-
-def packages_of_plugins(config: Any) -> frozenset[str]:
-    packages = {"_pytest", Path(__file__).parents[2].name}
-    for plugin, _ in config.pluginmanager.list_plugin_distinfo():
-        module = str(getattr(plugin, "__name__", ""))
-        packages.add(module.partition(".")[0])
-    return frozenset(packages)
