@@ -106,6 +106,14 @@ class CIRunTest(unittest.TestCase):
         (at,) = (number for number, line in enumerate(lines) if line.startswith("+ FLAKY"))
         self.assertIn("  test_it.py::test_flaky", lines[at:])
         self.assertIn("only at first", "\n".join(lines[at:]))
+        # Those of the wheel know their environment.
+        (self.project / "conftest.py").write_text(
+            "def pytest_addoption(parser):\n    parser.addoption('--environment', required=True)\n"
+        )
+        wheel = test.replace(run, f"{run} --environment build/stranger")
+        code, lines = self.ran("test", "wheel", test=python, wheel=wheel.format(self.counts(2, 1, 0)))
+        self.assertEqual((code, lines[-1]), (1, "3 passed, 1 failed, 0 skipped"), lines)
+        (self.project / "conftest.py").unlink()
         with mock.patch.dict(os.environ, CI_FLAKY="fail"):
             code, lines = self.ran("test", test=test.format(self.counts(2, 1, 0)))
         self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"), lines)

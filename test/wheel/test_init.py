@@ -25,7 +25,6 @@ def test_the_job(stranger: Stranger, tmp_path: Path, request: pytest.FixtureRequ
     # The index with CPU builds is one that not every machine reaches.
     assert job["env"] == {"UV_TORCH_BACKEND": "cpu"}
     environment = new_environment(stranger.environment, tmp_path / "of_job")
-    # Not by pytest, some time later: each link that goes changes a file that warm servers have read.
     request.addfinalizer(partial(shutil.rmtree, environment))
     stranger.environ.update(
         VIRTUAL_ENV=str(environment),
@@ -45,8 +44,11 @@ def test_the_job(stranger: Stranger, tmp_path: Path, request: pytest.FixtureRequ
 
 
 def new_environment(environment: Path, folder: Path) -> Path:
-    """An environment with torch, which is large, and without what the job has to bring: by hard links."""
-    subprocess.run(["cp", "--archive", "--link", environment, folder], check=True)
+    """An environment with torch, which is large, and without what the job has to bring.
+
+    By symbolic links: each hard link that comes or goes changes a file that the warm servers of other tests have read.
+    """
+    subprocess.run(["cp", "--archive", "--symbolic-link", environment.absolute(), folder], check=True)
     unwanted = ["torch-testing-ext", "pytest", "pytest-xdist", "pytest-cov", "rich"]
     pip = [str(folder / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes"]
     subprocess.run([*pip, *unwanted], check=True)
