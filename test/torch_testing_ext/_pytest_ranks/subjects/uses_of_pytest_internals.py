@@ -35,7 +35,9 @@ def test_fixtures(request, value, number, later):
 
 
 def test_fixtures_of_a_module():
-    assert internals.fixtures_of(globals()) == ["value", "later"]
+    renamed = pytest.fixture(name="other")(lambda: 5)
+    module = {"value": value, "test": test_fixtures, "renamed": renamed, "later": later}
+    assert internals.fixtures_of(module) == ["value", "other", "later"]
     assert {"dist_env", "layout", "spawn"} <= {*internals.fixtures_of(vars(pytest_plugin))}
 
 
