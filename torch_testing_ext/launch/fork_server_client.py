@@ -22,7 +22,7 @@ from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.messages import unexpected
 from torch_testing_ext._tests import notes
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.launch import fork_server as fork_server, fork_server_messages
+from torch_testing_ext.launch import fork_server_messages
 from torch_testing_ext.launch.accounts import now
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.jobs import Job
@@ -36,11 +36,7 @@ __tracebackhide__ = True
 
 # A server answers in milliseconds unless it is importing a module. A server that is stuck must not block this process.
 ANSWER_TIMEOUT = 30.0
-
-
 _QUIT_TIMEOUT = 5.0
-
-
 # A new interpreter imports torch and the test module before it answers.
 _HELLO_TIMEOUT = 120.0
 
@@ -94,13 +90,15 @@ class ForkServerClient:
         self.loop.listen(self._channel, self._receive)
 
     def _fork(self, theirs: socket.socket, about: fork_server_messages.Serve, inherited: Any) -> int:
+        # Not at the top: many processes that import this start no ranks. Not in the child: other children need it, too.
+        from torch_testing_ext.launch.fork_server import begin
+
         def serve() -> NoReturn:
             self._channel.close()
             ports.forget_leases()
-            serves_to_the_end = inherited is None
-            if serves_to_the_end:
+            if inherited is None:  # it serves to the end
                 sessions.leave_connections(theirs.fileno())
-            fork_server.begin(Channel(theirs, fork_server_messages.ToServer), about, inherited)
+            begin(Channel(theirs, fork_server_messages.ToServer), about, inherited)
 
         # Not SIGKILL: there may be ranks to end first.
         return sessions.fork_child(serve, killed_by=signal.SIGTERM)

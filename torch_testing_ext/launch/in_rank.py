@@ -38,11 +38,7 @@ __first_frames__ = ("_run", "_answer")
 # The parent's requests to a rank, and the rank's answers: one byte each. A rank answers ASK_COLLECTIVES by writing
 # its probe file.
 ASK_RECORDER, RECORDER_DONE = b"R", b"r"
-
-
 ASK_COLLECTIVES = b"C"
-
-
 ASK_STACKS, STACKS_DONE = b"S", bytes([system.DUMP_STACKS_NOW])
 
 

@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import os
 import platform
-import secrets
 import socket
 import sys
 import tempfile
@@ -140,6 +139,8 @@ def _resolving(resolve: Callable[..., Any], addresses: Mapping[str, str]) -> Cal
 
 def _keep_memory_apart(place: Place) -> None:
     """Let shared memory have another name on each node, so that a process finds only that of its own."""
+    import secrets
+
     suffix = f".{place.host_name}"
     begin: Any = SharedMemory.__init__
 

@@ -20,7 +20,7 @@ from torch_testing_ext._testing.bases.rank_verdicts import rank_error
 from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._tests.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
-from torch_testing_ext.launch import rank_collectives, this_launch
+from torch_testing_ext.launch import this_launch
 from torch_testing_ext.launch.aspects import rank_warnings
 from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -174,6 +174,8 @@ class InPlace(Host):
 
 def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch.Verdict:
     """Run `body` here, and return the verdict on all ranks. The process goes on: nothing of it is left to its end."""
+    from torch_testing_ext.launch.rank_collectives import begin_sanitizing, collectives_of_test, end_of_sanitizing
+
     member = _member().of_this_process()
     account = launch.AccountWriter(None)
     context = launch.RankContext(member.rank, member.world_size, Path(together.directory), account, fast_exit=False)
@@ -182,9 +184,7 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
         had_group = _group_exists()
         try:
             with rank_accounts.recorded_account(account):
-                rank_collectives.begin_sanitizing(
-                    member.rank, together.sanitize, log_of(together.directory, member.rank)
-                )
+                begin_sanitizing(member.rank, together.sanitize, log_of(together.directory, member.rank))
                 with rank_warnings.recorded_warnings(account):
                     body(context)
         except SystemExit as leaving:
@@ -193,10 +193,10 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
             if not had_group:
                 _end_groups()
         with account.own_errors():
-            rank_collectives.end_of_sanitizing()
+            end_of_sanitizing()
         collectives = b""
         with account.own_errors("the collectives of this rank could not be read: "):
-            collectives = rank_collectives.collectives_of_test(more_follow=True)
+            collectives = collectives_of_test(more_follow=True)
         if account.account is None:
             account.passed()
     assert account.account is not None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from torch_testing_ext import launch
-from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS, not_in_world
 from torch_testing_ext._process import system
 from torch_testing_ext._process.words import few
 from torch_testing_ext._testing.bases.expected_imports import expected_imports
@@ -42,6 +41,8 @@ _OF_OTHER_RANKS = ("_start_processes", "_join_processes", "_check_return_codes",
 
 def not_run(size: int, why: str) -> unittest.SkipTest:
     """The skip of a test that cannot run in a whole world. `why`: a verb with its object."""
+    from torch_testing_ext._collectives.worlds.world_views import not_in_world
+
     return unittest.SkipTest(not_in_world(size, why))
 
 
@@ -49,6 +50,8 @@ def require_ranks(test: unittest.TestCase | None, function: Any) -> None:
     """Skip a test that has no ranks. `test`: the case of unittest, if it is one."""
     size = SIZE.value()
     if size is not None and not isinstance(test, RankedTestCase) and not hasattr(function, WHOLE_WORLD):
+        from torch_testing_ext._collectives.worlds.world_views import HAS_NO_RANKS
+
         raise not_run(size, HAS_NO_RANKS)
 
 

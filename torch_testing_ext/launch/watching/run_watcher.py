@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.records.raw_records import RawRecord
 from torch_testing_ext._process import system
@@ -17,13 +18,15 @@ from torch_testing_ext.launch import start, terminal_turns
 from torch_testing_ext.launch.accounts import RankEnding, now
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.fork_server_messages import Preload
-from torch_testing_ext.launch.nccl_status import NcclStatus, ask_nccl
 from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.verdict import Expected
 from torch_testing_ext.launch.watching.evidence import RankEvidence
 from torch_testing_ext.launch.watching.looks import Looks
 from torch_testing_ext.launch.watching.rank_records import RankRecords
 from torch_testing_ext.launch.watching.rules import IN_TURNS, OWN_PROCESSES, RankWatch, WatchAction
+
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.nccl_status import NcclStatus
 
 # Seconds between looks at the faults of a test.
 LOOK_AT_FAULTS = 0.05
@@ -255,6 +258,8 @@ class RankWatcher:
     def _ask_nccl(self) -> None:
         """Ask NCCL about ranks that hang, while they are there. It takes no time where they have not used NCCL."""
         if self.state.timed_out or self.looks.finding is not None:
+            from torch_testing_ext.launch.nccl_status import ask_nccl
+
             self.nccl = ask_nccl(self.run.job.context.environ)
 
     def end_all(self) -> None:

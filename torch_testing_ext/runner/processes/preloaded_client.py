@@ -38,7 +38,12 @@ MOST_DEATHS = 20
 # The most failed starts in a row of a preloaded server that was ready before.
 MOST_FAILED_STARTS = 3
 
-ALWAYS = ("torch", "torch.distributed", "torch_testing_ext.common_distributed")
+ALWAYS = (
+    "torch",
+    "torch.distributed",
+    "torch_testing_ext.common_distributed",
+    "torch_testing_ext.launch.fork_server",
+)
 _PYTEST = "torch_testing_ext.runner.processes.pytest_run"
 _FSDP = "torch_testing_ext.common_fsdp"
 _DTENSOR = "torch_testing_ext.distributed._tensor.common_dtensor"
