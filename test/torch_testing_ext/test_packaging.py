@@ -240,6 +240,15 @@ class ProjectFilesTest(unittest.TestCase):
         for each in used:
             self.assertRegex(each, r"^[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
 
+    def test_no_job_keeps_the_credentials_of_its_checkout(self):
+        """A test, or an artefact with the checkout, could pass them on."""
+        workflows = [yaml.safe_load(file.read_text()) for file in (ROOT / ".github/workflows").glob("*.yml")]
+        steps = [step for workflow in workflows for job in workflow["jobs"].values() for step in job["steps"]]
+        checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+        self.assertGreater(len(checkouts), 10)
+        for step in checkouts:
+            self.assertIs(step.get("with", {}).get("persist-credentials"), False)
+
     def test_a_release_is_attested_before_it_is_uploaded(self):
         jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
         self.assertEqual(jobs["upload"]["needs"], ["build", "attest"])
