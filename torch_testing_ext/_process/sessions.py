@@ -30,6 +30,9 @@ _AS_USUAL = (
     signal.SIGTTOU,
 )
 
+# The streams that this process, or the one that forked it, has made.
+_layers: dict[str, io.TextIOWrapper] = {}
+
 
 def fork_child(run: Callable[[], object], killed_by: int = signal.SIGKILL) -> int:
     """Fork a child in a session of its own. It gets signal `killed_by` when this process dies. Returns its pid.
@@ -60,13 +63,17 @@ def start_session(parent: int, killed_by: int) -> None:
     system.die_with(parent, killed_by)
 
 
-def detach(stream: int | None) -> None:
+def detach(stream: int | None, keeps_layers: bool = False) -> None:
     """Reset state inherited from the parent, in a process that runs tests.
 
-    `stream` becomes stdout and stderr; None keeps them.
+    `stream` becomes stdout and stderr; None keeps them. `keeps_layers`: keep the objects of a parent that has called
+    this, too, since modules that it has imported may hold them, as they hold those of pytest. Only where no thread of
+    the parent prints: it may have locked one.
     """
     _reset_signals()
     system.use_batch_scheduling()
+    if not keeps_layers:
+        _layers.clear()
     if stream is not None:
         _redirect(stream)
     _reset_multiprocessing()
@@ -130,20 +137,27 @@ def _redirect(stream: int) -> None:
             os.dup2(source, target)
         if source not in targets:
             os.close(source)
-    # New text layers: the inherited ones may hold buffered text, or a test runner's capture, of the parent.
-    layers = {
-        "stdin": open(0, encoding="utf-8", errors="surrogateescape", closefd=False),  # noqa: SIM115
-        "stdout": _text_layer(1),
-        "stderr": _text_layer(2),
-    }
-    for name, layer in layers.items():
+    # Those of the parent's interpreter may hold buffered text, or be a test runner's capture.
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        layer = _layers.get(name)
+        if layer is None or not _is_open(layer):
+            layer = _layers[name] = _text_layer(fd)
         setattr(sys, name, layer)
         setattr(sys, f"__{name}__", layer)
 
 
 def _text_layer(fd: int) -> io.TextIOWrapper:
+    if fd == 0:
+        return open(fd, encoding="utf-8", errors="surrogateescape", closefd=False)
     # Line buffered, so that the log has everything that a process printed before it was killed.
     return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _is_open(layer: io.TextIOWrapper) -> bool:
+    # One whose buffer was taken away by `detach` raises.
+    with suppress(ValueError):
+        return not layer.closed
+    return False
 
 
 def _reset_multiprocessing() -> None:

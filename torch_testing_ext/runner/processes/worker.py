@@ -94,7 +94,7 @@ def main() -> NoReturn:
 
 def _prepare(unit: UnitSpec, log: int) -> None:
     os.chdir(unit.root)
-    sessions.detach(log)
+    sessions.detach(log, keeps_layers=True)
     file_reads.begin(str(unit.reads))
     os.environ.update(unit.variables)
     if "torch_testing_ext.upstream.drop_in" in sys.modules:

@@ -130,6 +130,35 @@ class TestOutcomes(TestCase):
         self.assertRegex(output, r"\n\.\.\. \d+ bytes cut here \.\.\.\n")
         self.assertLess(len(output), 100_000)
 
+    def test_the_streams_of_the_import_are_those_of_the_test(self):
+        """As with pytest's capture: a module may hold them, with text that is not yet written."""
+        ran = self.run_source(
+            """
+            import sys
+            out, err = sys.stdout, sys.stderr
+            class T(unittest.TestCase):
+                def test_same(self):
+                    self.assertIs(sys.stdout, out)
+                    self.assertIs(sys.stderr, err)
+                    out.buffer.write(b"without the end of a line")
+                    self.fail()
+            """
+        )
+        self.assertEqual(ran.outcomes, {"test_same": "failed"})
+        self.assertIn("without the end of a line", ran["test_same"].output)
+        ran = self.run_source(
+            """
+            import sys
+            sys.stdout.close()
+            sys.stderr.detach()
+            class T(unittest.TestCase):
+                def test_others(self):
+                    print("to stdout")
+                    print("to stderr", file=sys.stderr)
+            """
+        )
+        self.assertEqual(ran["test_others"].output, "to stdout\nto stderr\n")
+
 
 class TestLeaks(TestCase):
     def test_leftover_processes_are_terminated_and_named(self):
