@@ -113,6 +113,15 @@ class NothingToRunTest(unittest.TestCase):
         self.assertIn(mention, run.console)
         self.assertIn(mention.partition(": ")[2], json.loads(run.report("results.json"))["warnings"])
 
+    def test_a_module_in_which_pytest_looks_for_doctests_alone(self):
+        """It needs none, unless you name it."""
+        self.write(test_good=CASE, helper="VALUE = 3\n")
+        (self.root / "pytest.ini").write_text("[pytest]\naddopts = --doctest-modules\n")
+        run = self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 0 skipped")
+        self.assertNotIn("has no tests", run.console)
+        run = run_test(self.root, "test/distributed/helper.py", **self.how)
+        self.assertIn("test/distributed/helper.py has no tests", run.console)
+
     def test_a_file_that_skips_itself(self):
         self.write(test_skips=SKIPS, test_good=CASE)
         run = self.run_test(ExitCode.PASSED, "1 passed, 0 failed, 1 skipped")

@@ -56,6 +56,8 @@ class LoadedFile:
     left_out: tuple[str, ...] | None = None
     # Of pytest's settings.
     warnings_of_settings: tuple[str, ...] = ()
+    # It is a fault if it has none.
+    should_have_tests: bool = True
 
     @classmethod
     def load(cls, path: str, load_as: LoadAs | None = None) -> LoadedFile:
@@ -96,7 +98,8 @@ class LoadedFile:
         named = tuple(names.of(test) for test in tests_of(collection))
         not_run = tuple((names.of(test), why) for test, why in not_collected(collection))
         tests = {test.name: test.test for test in named}
-        return cls(named, tests, not_run, left_out(collection), collection.warnings_of_settings())
+        warnings = collection.warnings_of_settings()
+        return cls(named, tests, not_run, left_out(collection), warnings, collection.is_test_file)
 
     @classmethod
     def _by_unittest(cls, path: str) -> LoadedFile:
@@ -144,7 +147,7 @@ class LoadedFile:
             shown = first_names(self.left_out, 3)
             count = len(self.left_out)
             texts.append(f"pytest leaves out {count} of the tests in {file}, by its options or hooks: {shown}")
-        elif not self.named and not self.not_run:
+        elif self.should_have_tests and not self.named and not self.not_run:
             loader = "unittest" if self.left_out is None else "pytest"
             texts.append(f"{file} has no tests: {loader} finds none in it")
         return tuple(texts)

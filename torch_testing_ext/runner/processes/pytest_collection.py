@@ -154,6 +154,14 @@ class Collection:
         """The number of failures since the tests began: a plugin may count one without a report."""
         return int(self._session.testsfailed) - self._failed_before
 
+    @property
+    def is_test_file(self) -> bool:
+        """Whether the file should have tests, by its name or since you name it: pytest may look for doctests in others."""
+        path = Path(self.path)
+        if self._session is None or path in (Path.cwd() / place for place in self._load_as.places):
+            return True
+        return any(path.match(pattern) for pattern in self.config.getini("python_files"))
+
     def warnings_of_settings(self) -> tuple[str, ...]:
         """A warning about each setting of the project that pytest does not know."""
         if self._session is None:
