@@ -156,7 +156,7 @@ class Collection:
 
     @property
     def is_test_file(self) -> bool:
-        """Whether the file should have tests, by its name or since you name it: pytest may look for doctests in others."""
+        """Whether the file should have tests, by its name or since you name it: others are for doctests."""
         path = Path(self.path)
         if self._session is None or path in (Path.cwd() / place for place in self._load_as.places):
             return True

@@ -23,9 +23,12 @@ _OUTPUT = "last lines of the test's output:"
 def cause_of(attempt: Attempt) -> Hashable | None:
     """The parts that failures with one cause have in common: the title without the fixture, and the place.
 
-    None if the place is not known, for then no other failure is known to have the cause, too.
+    None if the place is not known, for then no other failure is known to have the cause, too. Files that cannot be
+    collected have it in their text: of their conftest file, for example.
     """
     failure = attempt.failure
+    if failure is None and not attempt.test.id.dotted:
+        return attempt.end.message or None
     if failure is None or failure.place is None:
         return None
     return without_accidents(wording.first_line(failure.title)), failure.place

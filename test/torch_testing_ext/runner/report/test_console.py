@@ -115,6 +115,23 @@ class WhileItRunsTest(unittest.TestCase):
                     self.assertIn(f"{name}\n    {title}\n", f"{short}\n")
                 self.assertEqual(short.count(title), 2)
 
+    def test_what_keeps_several_files_from_being_collected_is_printed_once(self):
+        """Such as an error in their conftest file. The same words of two tests may have two causes."""
+        why = "not run: conftest.py cannot be imported: No module named 'x'\n\nTraceback (most recent call last):"
+        for ids, count in (
+            ([TestId("test_a.py"), TestId("test_b.py")], 1),
+            ([TestId("test_a.py", "", "test_x"), TestId("test_b.py", "", "test_x")], 2),
+        ):
+            ends = [finished_test("", TestOutcome.ERROR, message=why).last for _ in ids]
+            files = [
+                FinishedTest((replace(end, test=replace(end.test, id=of_file)),))
+                for end, of_file in zip(ends, ids, strict=True)
+            ]
+            report = printed(run_events(files))
+            self.assertEqual(report.count("Traceback"), count, report)
+            self.assertEqual("test_b.py: for the same reason as test_a.py\n" in report, count == 1, report)
+            self.assertEqual("2 tests failed for the same reason: " in report, count == 1, report)
+
     def test_attempts_that_fail_alike_are_printed_once(self):
         one = finished_test("test_bad", TestOutcome.FAILED, TestOutcome.FAILED, TestOutcome.FAILED)
         first, second, third = one.attempts
