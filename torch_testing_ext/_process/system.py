@@ -27,6 +27,7 @@ DUMP_STACKS_NOW: int = DUMP_STACKS - 1 if hasattr(signal, "SIGRTMAX") else signa
 LOOPBACK = "lo" if LINUX else "lo0"
 
 HUGE_PAGE = 2 << 20
+_PIECE = 4 * HUGE_PAGE
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -322,7 +323,7 @@ def loaded_library(name: str) -> str | None:
     return None
 
 
-def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
+def memory_regions() -> list[tuple[int, int]]:
     """The large private writable mappings without a file, whose page tables a fork has to copy.
 
     In pieces of whole huge pages: if a piece began elsewhere, the kernel would leave its edges as they are.
@@ -335,8 +336,8 @@ def memory_regions(piece: int = 4 * HUGE_PAGE) -> list[tuple[int, int]]:
             # Whole huge pages: the first one that begins in it, and the last one that ends in it.
             start = math.ceil(start / HUGE_PAGE) * HUGE_PAGE
             end = end // HUGE_PAGE * HUGE_PAGE
-            for at in range(start, end, piece):
-                regions.append((at, min(piece, end - at)))
+            for at in range(start, end, _PIECE):
+                regions.append((at, min(_PIECE, end - at)))
     return regions
 
 

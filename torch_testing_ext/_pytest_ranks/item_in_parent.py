@@ -152,6 +152,16 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
     _raise(_name_of(item), verdict, host.xfails)
 
 
+def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
+    """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
+    if verdict.outcome is launch.TestOutcome.SKIPPED:
+        raise pytest_internals.skip_at_test(verdict.message)
+    has_failed = verdict.outcome in (launch.TestOutcome.FAILED, launch.TestOutcome.ERROR)
+    if has_failed and xfails and None not in xfails:
+        raise pytest.xfail.Exception(xfails[0] or "")
+    raise_verdict(verdict, name)
+
+
 def _plan_of(item: Any, spec: RankSpec) -> TestPlan:
     timeout = spec.timeout or item.config.getoption("rank_timeout", None) or ranked_test_case.TIMEOUT_DEFAULT
     return TestPlan(
@@ -383,9 +393,6 @@ def _name_of(item: Any) -> str:
     return pytest_internals.name_in_file(item) or str(item.name)
 
 
-# -- the end
-
-
 def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
     """Add what each rank has printed and logged to the report of the test."""
     for rank in range(spec.world_size):
@@ -397,16 +404,6 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
             text = text_of(file)
             if text:
                 item.add_report_section("call", f"{kind} of rank {rank}", cut_middle(text, LONGEST_SECTION))
-
-
-def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
-    """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
-    if verdict.outcome is launch.TestOutcome.SKIPPED:
-        raise pytest_internals.skip_at_test(verdict.message)
-    has_failed = verdict.outcome in (launch.TestOutcome.FAILED, launch.TestOutcome.ERROR)
-    if has_failed and xfails and None not in xfails:
-        raise pytest.xfail.Exception(xfails[0] or "")
-    raise_verdict(verdict, name)
 
 
 def _save_captured(item: Any, file: Path) -> None:

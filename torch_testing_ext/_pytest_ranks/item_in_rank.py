@@ -30,7 +30,7 @@ from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._torch.groups import collective_errors
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warnings_in_rank
 
 
 class PartFailed(AssertionError):
@@ -210,7 +210,7 @@ def _plain(value: Any) -> Any:
 def _run_and_record(item: Any, account: launch.AccountWriter) -> None:
     """Run the test and record its warnings, some of which may be errors."""
     try:
-        with rank_warnings.recorded_warnings(account):
+        with warnings_in_rank.recorded_warnings(account):
             _run_item(item, account)
     except BaseException as error:
         _account_for(item, error, account)

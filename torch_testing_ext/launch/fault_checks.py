@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.rank_reports import RankReport
-from torch_testing_ext.launch.seen_faults import FaultsSeen, HappenedFault
+from torch_testing_ext.launch.seen_faults import FaultsSeen
 
 
 def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool, plan: FaultPlan) -> RankReport:
@@ -26,15 +26,6 @@ def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool, plan: Fau
     if ends_rank and report.ending in (RankEnding.FAILED, RankEnding.ERROR):
         is_by_fault = report.error.type_name == fault.error_type
     return replace(report, ending=RankEnding.FAULT) if is_by_fault or is_frozen else report
-
-
-def uncaught(report: RankReport) -> HappenedFault | None:
-    """The fault whose exception has failed a rank: it should have caught that."""
-    if not report.faults.happened or report.ending not in (RankEnding.FAILED, RankEnding.ERROR):
-        return None
-    happened = report.faults.happened[-1]
-    is_it = happened.fault.kind == "raises" and report.error.type_name == happened.fault.error_type
-    return happened if is_it else None
 
 
 def without_fault(reports: Sequence[RankReport], plan: FaultPlan) -> tuple[str, tuple[int, ...]] | None:

@@ -21,15 +21,9 @@ from torch_testing_ext._collectives.findings.unbuffered_sends import first_unbuf
 from torch_testing_ext._collectives.proof.proof_of_hang import ProofRules, endless_mismatch
 from torch_testing_ext._collectives.records.issued_calls import RankRecord
 from torch_testing_ext._collectives.sanitizer.files_beside_logs import looks_beside, looks_of, results_beside
+from torch_testing_ext._collectives.sanitizer.log_headers import have_notes, is_quiet, show_mismatch, uses_groups
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
-from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
-    LogContent,
-    LogReader,
-    have_notes,
-    is_quiet,
-    show_mismatch,
-    uses_groups,
-)
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogContent, LogReader
 from torch_testing_ext._process.words import grouped
 from torch_testing_ext.launch.jobs import Sanitize
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed

@@ -20,7 +20,7 @@ from torch_testing_ext.launch.causes import Cause
 if TYPE_CHECKING:
     from torch_testing_ext._collectives.findings.finding import Finding
     from torch_testing_ext.launch.nccl_status import NcclRank
-from torch_testing_ext.launch.seen_faults import NO_FAULTS, FaultsSeen
+from torch_testing_ext.launch.seen_faults import NO_FAULTS, FaultsSeen, HappenedFault
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,15 @@ class RankReport:
         None if the place is not known.
         """
         return (self.ending, self.error.type_name, self.error.sites) if self.error.sites else None
+
+    @property
+    def uncaught_fault(self) -> HappenedFault | None:
+        """The fault whose exception has failed the rank: it should have caught that."""
+        if not self.faults.happened or self.ending not in (RankEnding.FAILED, RankEnding.ERROR):
+            return None
+        happened = self.faults.happened[-1]
+        is_it = happened.fault.kind == "raises" and self.error.type_name == happened.fault.error_type
+        return happened if is_it else None
 
     def line(self) -> str:
         """Describe the end of this rank in one line, without its number."""
@@ -195,3 +204,13 @@ def is_victim(report: RankReport) -> bool:
 def failed_by_itself(report: RankReport) -> bool:
     """Whether this rank failed, neither as a victim nor because it was ended."""
     return report.ending.is_failure and report.ending is not RankEnding.STOPPED and not is_victim(report)
+
+
+def records_of(reports: Sequence[RankReport]) -> list[RankRecord]:
+    """The records of the ranks, from their logs if they were sanitized."""
+    logged = [
+        replace(r.issued, living=r.recorder.living) if r.recorder is not None else r.issued
+        for r in reports
+        if r.issued is not None
+    ]
+    return logged or [r.recorder for r in reports if r.recorder is not None]

@@ -28,9 +28,6 @@ def _parse(source: bytes, file: str) -> ast.Module:
     return ast.parse(source, file)
 
 
-# -- of a module
-
-
 def defined_in(file: Path) -> dict[str, NameKind]:
     """The names that a module has at its top level."""
     kinds: dict[str, NameKind] = {}
@@ -78,32 +75,3 @@ def _values_bound_by(target: ast.expr) -> Iterator[tuple[str, NameKind]]:
     for node in ast.walk(target):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id, NameKind.VALUE
-
-
-# -- of a class
-
-
-def find_class(file: Path, name: str) -> ast.ClassDef | None:
-    for node in statements(parse_source(file).body):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
-    return None
-
-
-def defined_by(node: ast.ClassDef) -> set[str]:
-    """The names that a class body binds."""
-    names: set[str] = set()
-    for statement in statements(node.body):
-        names.update(name for name, _ in bound_by(statement))
-    return names
-
-
-def members_of(node: ast.ClassDef) -> set[str]:
-    """The names that a class body binds, and those that its methods assign to `self` or `cls`."""
-    assigned = set()
-    for part in ast.walk(node):
-        if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store):
-            owner = ast.unparse(part.value)
-            if owner in ("self", "cls"):
-                assigned.add(part.attr)
-    return defined_by(node) | assigned

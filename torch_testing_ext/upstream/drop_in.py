@@ -23,7 +23,8 @@ from torch_testing_ext.launch.aspects import REMARKS
 
 from . import defined_names, mapping
 from .handler_variables import for_import as for_import, use_folder as use_folder
-from .originals import add_missing_members, after_loading, load_original, loaded, originals_requested, record_original
+from .missing_members import add_missing_members
+from .originals import after_loading, load_original, loaded, originals_requested, record_original
 from .outcomes_of_pytorch import remark_on_failure
 from .rebasing import explain_rebase, rebase_classes
 

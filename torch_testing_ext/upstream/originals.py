@@ -1,23 +1,16 @@
-"""PyTorch's own modules in a drop-in run, loaded next to their stand-ins, and members of its TestCase.
+"""PyTorch's own modules in a drop-in run, loaded next to their stand-ins.
 
 A module is loaded only when one of its names is needed, since loading takes seconds and may touch the accelerator.
-The names that were needed are recorded for --explain. Our TestCase gets the members that only PyTorch's has:
-PyTorch's functions, bound to the test. Which ones exist is read from the source, and loads nothing.
+The names that were needed are recorded for --explain.
 """
 
-import ast
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
-
-from . import defined_names, mapping
 
 loaded: dict[str, ModuleType] = {}
 originals_requested: dict[str, set[str]] = {}
@@ -60,51 +53,3 @@ def _caller() -> str:
 
 def _name_of(module_globals: dict[str, object]) -> str:
     return str(module_globals.get("__name__", ""))
-
-
-# -- members of PyTorch's TestCase
-
-HOME = f"{mapping.THEIR_KIT}.common_utils"
-
-
-def add_missing_members(ours: type) -> None:
-    """Give our TestCase the members that only PyTorch's has. Safe to call again."""
-    if hasattr(ours, "__getattr__"):
-        return
-
-    def __getattr__(self: Any, name: str) -> Any:
-        if name not in _members_of_theirs():
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        member = inspect.getattr_static(load_original(HOME).TestCase, name)
-        record_original(HOME, f"TestCase.{name}")
-        return member.__get__(self, type(self)) if hasattr(member, "__get__") else member
-
-    ours.__getattr__ = __getattr__  # type: ignore[attr-defined]
-    for name, value in _constants_of_theirs().items():
-        if not hasattr(ours, name):
-            # It is also looked up on the class, where __getattr__ does not apply.
-            setattr(ours, name, value)
-
-
-@functools.cache
-def _their_class() -> ast.ClassDef:
-    node = defined_names.find_class(mapping.find_source(HOME), "TestCase")
-    assert node is not None
-    return node
-
-
-@functools.cache
-def _members_of_theirs() -> frozenset[str]:
-    return frozenset(defined_names.defined_by(_their_class()))
-
-
-def _constants_of_theirs() -> dict[str, Any]:
-    constants = {}
-    for node in _their_class().body:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Constant):
-            continue
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                constants[target.id] = node.value.value
-    return constants

@@ -29,16 +29,29 @@ from torch_testing_ext._collectives.records.issued_calls import (
     make_record,
     raised_for,
 )
+from torch_testing_ext._collectives.sanitizer.log_headers import (
+    COUNT,
+    EVENTS,
+    FIRST_SLOT,
+    GROUPS,
+    HEADER,
+    IRREGULAR,
+    LOST,
+    MEMORY,
+    NOTES,
+    P2P,
+    SLOTS,
+    TEXTS,
+    TEXTS_END,
+    VERSION,
+    numbers_of,
+)
 from torch_testing_ext._process import messages
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._process.words import grouped
 
 _MAGIC = 0x746F7263_68737A31
-# The header, in numbers of 8 bytes.
-_VERSION, _COUNT, _LOST, _TEXTS_END, _TEXTS, _NOTES, _P2P, _IRREGULAR, _GROUPS, _EVENTS, _MEMORY = range(11)
-_FIRST_SLOT, _HEADER = 16, 128
-_SLOTS = _HEADER - _FIRST_SLOT
-_TEXTS_AT = 8 * _HEADER
+_TEXTS_AT = 8 * HEADER
 _RECORDS_AT = _TEXTS_AT + (1 << 20)
 _RECORD = struct.Struct("<QHHIII")
 MOST_RECORDS = 40_000
@@ -89,7 +102,7 @@ class LogWriter:
         self._slots: dict[int, tuple[int, int]] = {}
         self._threads = itertools.count()
         self._of_thread = threading.local()
-        self._numbers[_VERSION] = _MAGIC
+        self._numbers[VERSION] = _MAGIC
 
     def text(self, text: str) -> int:
         """The number of a text, which is written if it is new; 0 if there is no more space."""
@@ -98,31 +111,31 @@ class LogWriter:
 
     def _write_text(self, text: str) -> int:
         data = text.encode()
-        at = _TEXTS_AT + self._numbers[_TEXTS_END]
+        at = _TEXTS_AT + self._numbers[TEXTS_END]
         start = at + _LENGTH.size
         end = start + len(data)
         if end > _RECORDS_AT:
-            self._numbers[_LOST] += 1
+            self._numbers[LOST] += 1
             return 0
         _LENGTH.pack_into(self._map, at, len(data))
         self._map[start:end] = data
         number = self._texts[text] = len(self._texts) + 1
-        self._numbers[_TEXTS_END] = end - _TEXTS_AT
-        self._numbers[_TEXTS] = number
+        self._numbers[TEXTS_END] = end - _TEXTS_AT
+        self._numbers[TEXTS] = number
         return number
 
     def issue(self, group: int, what: int, agreement: bytes | None, site: int) -> int:
         """Record an operation; returns its number, or -1 if the log is full. `agreement`: None for p2p."""
         number = self._add(group, 0, what, site, self._thread())
         if agreement is None:
-            self._numbers[_P2P] += 1
-        elif group < _SLOTS:
+            self._numbers[P2P] += 1
+        elif group < SLOTS:
             count, digest = self._slots.get(group, (0, 0))
             count, digest = count + 1, zlib.crc32(agreement, digest)
             self._slots[group] = count, digest
-            self._numbers[_FIRST_SLOT + group] = count << 32 | digest
+            self._numbers[FIRST_SLOT + group] = count << 32 | digest
         elif group != NO_GROUP:
-            self._numbers[_IRREGULAR] = 1
+            self._numbers[IRREGULAR] = 1
         return number
 
     def _thread(self) -> int:
@@ -136,20 +149,20 @@ class LogWriter:
         with self._lock:
             number = self._count
             if number >= self._most:
-                self._numbers[_LOST] += 1
+                self._numbers[LOST] += 1
                 return -1
             # First: a signal's handler may add another in between.
             self._count = number + 1
             at = _RECORDS_AT + number * _RECORD.size
             _RECORD.pack_into(self._map, at, _now_ns(), group, flags, what, site, thread)
-            self._numbers[_COUNT] = self._count
+            self._numbers[COUNT] = self._count
         return number
 
     def raised(self, number: int) -> None:
         """An operation has raised, and was not issued."""
         if number >= 0:
             self._map[_RECORDS_AT + number * _RECORD.size + 10] |= _RAISED
-        self._numbers[_IRREGULAR] = 1
+        self._numbers[IRREGULAR] = 1
         self.error_now()
 
     def error_now(self) -> None:
@@ -165,12 +178,12 @@ class LogWriter:
     def add_group(self, group: GroupRecord, site: int = 0) -> None:
         """The rank has made a group, which has the next number."""
         self._add(0, _GROUP, self.text(json.dumps(astuple(group))), site)
-        self._numbers[_GROUPS] = zlib.crc32(group.name.encode(), self._numbers[_GROUPS])
+        self._numbers[GROUPS] = zlib.crc32(group.name.encode(), self._numbers[GROUPS])
 
     def note(self, fields: dict[str, Any], site: int = 0) -> None:
         """Write down something that the rank has found by itself."""
         self._add(0, _NOTE, self.text(json.dumps(fields)), site)
-        self._numbers[_NOTES] += 1
+        self._numbers[NOTES] += 1
 
     def site(self, site: Site) -> int:
         """The number of a line of the program."""
@@ -178,12 +191,12 @@ class LogWriter:
 
     def memory(self, most: int) -> None:
         """Write down the most bytes of tensors that the rank had at once."""
-        self._numbers[_MEMORY] = most
+        self._numbers[MEMORY] = most
 
     def event(self, fields: dict[str, Any]) -> None:
         """Write down something of the test's faults: one that happens now, or a name that was reached."""
         self._add(0, _NOTE, self.text(json.dumps({_IS_EVENT: True, **fields})), 0)
-        self._numbers[_EVENTS] += 1
+        self._numbers[EVENTS] += 1
 
 
 @dataclass(frozen=True)
@@ -279,30 +292,30 @@ class LogReader:
 
     def count_of_events(self) -> int:
         """The number of events of faults that the rank has written."""
-        (header,) = _numbers_of([self.header()]) or [()]
-        return header[_EVENTS] if header else 0
+        (header,) = numbers_of([self.header()]) or [()]
+        return header[EVENTS] if header else 0
 
     def memory(self) -> int:
         """The most bytes of tensors that the rank had at once; 0 if it has not said."""
-        (header,) = _numbers_of([self.header()]) or [()]
-        return header[_MEMORY] if header else 0
+        (header,) = numbers_of([self.header()]) or [()]
+        return header[MEMORY] if header else 0
 
     def times(self) -> list[float]:
         """The times of all records, in seconds since 1970."""
-        (header,) = _numbers_of([self.header()]) or [()]
-        count = header[_COUNT] if header else 0
+        (header,) = numbers_of([self.header()]) or [()]
+        count = header[COUNT] if header else 0
         return [at / 1e9 for at, *_ in _RECORD.iter_unpack(self._part(_RECORDS_AT, count * _RECORD.size))]
 
     def read(self) -> LogContent | None:
         """All that has been written; None if there is no log."""
-        (header,) = _numbers_of([self.header()]) or [()]
-        if not header or header[_VERSION] != _MAGIC:
+        (header,) = numbers_of([self.header()]) or [()]
+        if not header or header[VERSION] != _MAGIC:
             return None
-        records = list(_RECORD.iter_unpack(self._part(_RECORDS_AT, header[_COUNT] * _RECORD.size)))
+        records = list(_RECORD.iter_unpack(self._part(_RECORDS_AT, header[COUNT] * _RECORD.size)))
         texts = _Texts(self._texts())
         calls = [number for number, record in enumerate(records) if _is_call(record)]
         raised = _raised(records)
-        content = LogContent(is_whole=not header[_LOST])
+        content = LogContent(is_whole=not header[LOST])
         for number, (_, group, flags, what, site, thread) in enumerate(records):
             if flags & _WAIT:
                 content.waits.append(HostWait(number, what - 1, texts.site(site)))
@@ -338,8 +351,8 @@ class LogReader:
 
     def digest(self) -> tuple[bytes, list[GroupRecord]]:
         """A digest of all that has been written, but for times and the members of groups, and these groups."""
-        (header,) = _numbers_of([self.header()])
-        data = self._part(_RECORDS_AT, header[_COUNT] * _RECORD.size)
+        (header,) = numbers_of([self.header()])
+        data = self._part(_RECORDS_AT, header[COUNT] * _RECORD.size)
         texts = self._texts()
         groups = [what for _, _, flags, what, _, _ in _RECORD.iter_unpack(data) if flags & _GROUP and what]
         made = [_group_of(fields) for fields in map(_Texts(texts).fields, groups)]
@@ -348,12 +361,12 @@ class LogReader:
         # A record begins with its time.
         records = b"".join(data[at + 8 : at + _RECORD.size] for at in range(0, len(data), _RECORD.size))
         whole = hashlib.sha256(records)
-        whole.update("\0".join([str(header[_LOST]), *texts]).encode())
+        whole.update("\0".join([str(header[LOST]), *texts]).encode())
         return whole.digest(), made
 
     def _texts(self) -> list[str]:
-        (header,) = _numbers_of([self.header()])
-        area = self._part(_TEXTS_AT, header[_TEXTS_END])
+        (header,) = numbers_of([self.header()])
+        area = self._part(_TEXTS_AT, header[TEXTS_END])
         texts = []
         at = 0
         while at < len(area):
@@ -382,52 +395,3 @@ def _raised(records: list[tuple[int, ...]]) -> set[int]:
     # The order of the records is that of the times.
     calls = grouped((record[1], (number, number)) for number, record in enumerate(records) if _is_call(record))
     return {number for in_group in calls.values() for number in raised_for(in_group, errors)}
-
-
-# -- headers
-def _numbers_of(headers: list[bytes]) -> list[tuple[int, ...]]:
-    """The numbers of the headers that are there."""
-    return [struct.unpack(f"={_HEADER}Q", header) for header in headers if header]
-
-
-def is_quiet(headers: list[bytes]) -> bool:
-    """Whether the headers show that there is nothing to be read: all members of every group have issued the same.
-
-    The groups of ranks have the same numbers where the ranks have made the same groups, as a hash of the names says;
-    where they have not, or where something else was noted, the logs must be read.
-    """
-    known = _numbers_of(headers)
-    if not known:
-        return True
-    for header in known:
-        if header[_LOST] or header[_NOTES] or header[_P2P] or header[_IRREGULAR]:
-            return False
-    if len(known) < len(headers) or len({header[_GROUPS] for header in known}) > 1:
-        return False
-    return len({header[_FIRST_SLOT:] for header in known}) == 1
-
-
-def have_notes(headers: list[bytes]) -> bool:
-    """Whether a rank has found something by itself."""
-    return any(header[_NOTES] for header in _numbers_of(headers))
-
-
-def show_mismatch(headers: list[bytes]) -> bool:
-    """Whether ranks have issued as many collectives in a group as others, and not the same. The logs tell for sure."""
-    known = _numbers_of(headers)
-    if len({header[_GROUPS] for header in known}) > 1:
-        return False
-    for slot in range(_FIRST_SLOT, _HEADER):
-        used = {header[slot] for header in known if header[slot]}
-        counts = {number >> 32 for number in used}
-        if len(counts) < len(used):
-            return True
-    return False
-
-
-def uses_groups(headers: list[bytes]) -> int:
-    """In how many groups ranks have issued collectives: as many as there are numbers of groups in use."""
-    known = _numbers_of(headers)
-    if any(header[_IRREGULAR] or header[_P2P] for header in known):
-        return _SLOTS
-    return sum(any(header[slot] for header in known) for slot in range(_FIRST_SLOT, _HEADER))

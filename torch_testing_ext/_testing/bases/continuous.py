@@ -39,7 +39,7 @@ from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import Skipped, most_needed
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_on
 from torch_testing_ext.launch import accounts
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd, TestPlan
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.watching.evidence import RankEvidence
@@ -425,7 +425,7 @@ def _run_task(cls: type[MultiProcContinuousTest], task: Task) -> None:
     before = snapshot()
     accounts.forget_memory_of_this_process()
     with rank_accounts.recorded_account(task.account, cls.failureException):
-        with rank_warnings.recorded_warnings(task.account):
+        with warnings_in_rank.recorded_warnings(task.account):
             cls._run_test_given_id(task.name)
         task.account.passed()
     if changes := changes_of_state(before, snapshot()):

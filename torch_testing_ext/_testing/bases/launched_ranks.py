@@ -21,7 +21,7 @@ from torch_testing_ext._testing.helpers.contexts import changed_environment
 from torch_testing_ext._testing.marks.needs import TEST_SKIPS, Skipped, TestSkip
 from torch_testing_ext._tests.launcher_variables import ADDRESS, PORT, TORCHRUN, own_store
 from torch_testing_ext.launch import this_launch
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import rank_warnings, warnings_in_rank
 from torch_testing_ext.launch.attempts import Host, RankAttempt, RanksEnd
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.jobs import Sanitize, log_of
@@ -185,7 +185,7 @@ def run(together: Round, body: Callable[[launch.RankContext], object]) -> launch
         try:
             with rank_accounts.recorded_account(account):
                 begin_sanitizing(member.rank, together.sanitize, log_of(together.directory, member.rank))
-                with rank_warnings.recorded_warnings(account):
+                with warnings_in_rank.recorded_warnings(account):
                     body(context)
         except SystemExit as leaving:
             account.failed(leaving, assertion=False)

@@ -39,7 +39,7 @@ from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, 
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
 from torch_testing_ext.faults import Sweep
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.attempts import Host, ProcessHost, RankAttempt, RanksEnd
 from torch_testing_ext.launch.host_kinds import HostKind
 from torch_testing_ext.launch.session import Session
@@ -374,7 +374,7 @@ def _run_rank(
     """
 
     def body() -> None:
-        with rank_warnings.recorded_warnings(context.account):
+        with warnings_in_rank.recorded_warnings(context.account):
             cls._run(context.rank, test_name, file_name, _pipe_of(context, cls), **options)
         # A skip, whose sys.exit() an overriding `_run` has caught.
         if context.account.account is not None:

@@ -25,7 +25,7 @@ from torch_testing_ext._testing.marks import needs
 from torch_testing_ext._testing.marks.settings_of_tests import checked_devices, devices_for, kinds_on, may_differ
 from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.launch import session
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.attempts import DeviceNeed, RankAttempt, TestPlan
 from torch_testing_ext.launch.host_kinds import HostKind
 
@@ -172,7 +172,7 @@ def _run(context: launch.RankContext, call: tuple[launch.Named, bytes] | None = 
         args, backend = pickle.loads(sent)
 
     def body() -> None:
-        with rank_warnings.recorded_warnings(context.account):
+        with warnings_in_rank.recorded_warnings(context.account):
             if backend is not None:
                 dist.init_process_group(backend)
             rank_accounts.refuse_what_ran_nothing(function(context.rank, *args))

@@ -19,7 +19,7 @@ from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
 from torch_testing_ext._testing.marks.settings_of_tests import WHOLE_WORLD
 from torch_testing_ext.launch import RankEnding
-from torch_testing_ext.launch.aspects import rank_warnings
+from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.aspects.world import SIZE
 from torch_testing_ext.launch.attempts import ProcessHost, RankAttempt, RanksEnd
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -151,7 +151,7 @@ def run_rank_of_world(context: launch.RankContext, timeout: float | None) -> Non
     def body() -> None:
         account = context.account
         try:
-            with recorded_account(account, ends_process=ends_process), rank_warnings.recorded_warnings(account):  # noqa: SIM117
+            with recorded_account(account, ends_process=ends_process), warnings_in_rank.recorded_warnings(account):  # noqa: SIM117
                 with in_world.active(judges=not world.is_test):
                     refuse_what_ran_nothing(world.call(context))
         finally:

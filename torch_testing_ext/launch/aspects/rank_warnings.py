@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import traceback
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from gc import collect
-from typing import Any
+from collections.abc import Iterable
+from contextlib import suppress
 
-from torch_testing_ext.launch.account_writer import AccountWriter, summarize
-from torch_testing_ext.launch.accounts import OwnWarning, RankAccount, pack_warning
-from torch_testing_ext.launch.causes import is_of_collectives
+from torch_testing_ext.launch.accounts import OwnWarning, RankAccount
 
 
-def warn_again(accounts: Iterable[RankAccount | None], filtered: bool = False) -> None:
-    """Raise each different warning in the accounts of some ranks once. `filtered`: see `raise_again`."""
+def warn_again(accounts: Iterable[RankAccount | None]) -> None:
+    """Raise each different warning in the accounts of some ranks once."""
     of_ranks: list[OwnWarning] = []
     for account in accounts:
         if account is not None:
             of_ranks += account.warnings
-    raise_again(of_ranks, filtered)
+    raise_again(of_ranks)
 
 
 def raise_again(packed: Iterable[OwnWarning], filtered: bool = False) -> None:
@@ -49,92 +42,3 @@ def _warning(name: str, text: str) -> Warning:
             if str(warning) == text:
                 return warning
     return UserWarning(f"{cls}: {text}")
-
-
-# -- a rank
-
-
-@contextmanager
-def recorded_warnings(account: AccountWriter) -> Iterator[None]:
-    """Add the warnings of this block to the account of a rank for pytest. Outside of it, they are in its output.
-
-    An exception that nobody catches in a thread is a warning, too, also without pytest. One of torch.distributed is
-    raised again at the end: the rank did not take part in what its peers did.
-    """
-    if "PYTEST_CURRENT_TEST" in os.environ and "pytest" in sys.modules:
-        with warnings.catch_warnings(record=True) as seen:
-            try:
-                with _uncaught_exceptions_for_pytest(), _uncaught_in_threads(_warning_of_pytest()):
-                    yield
-            finally:
-                account.add(dict.fromkeys(map(pack_warning, seen)))
-        return
-    with _uncaught_in_threads(RuntimeWarning, account):
-        yield
-
-
-def _warning_of_pytest() -> type[Warning]:
-    import pytest
-
-    return pytest.PytestUnhandledThreadExceptionWarning
-
-
-@contextmanager
-def _uncaught_in_threads(category: type[Warning], account: AccountWriter | None = None) -> Iterator[None]:
-    """Warn of the exceptions of threads at the end of this block, in this account if there is one."""
-    uncaught: list[tuple[str, BaseException]] = []
-
-    def on_thread(args: Any) -> None:
-        # The warning may come late, or never: the main thread may wait for this one.
-        threading.__excepthook__(args)
-        if args.exc_type is not SystemExit and args.exc_value is not None:
-            name = args.thread.name if args.thread else None
-            uncaught.append((f"Exception in thread {name}: {summarize(args.exc_value)}", args.exc_value))
-
-    before = threading.excepthook
-    threading.excepthook = on_thread
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-    with warnings.catch_warnings(record=True) if account is not None else nullcontext() as seen:
-        for title, error in uncaught:
-            if is_of_collectives(error):
-                raise error
-            _warn_of(category, title, error)
-    if account is not None:
-        account.add(map(pack_warning, seen or ()))
-
-
-@contextmanager
-def _uncaught_exceptions_for_pytest() -> Iterator[None]:
-    """Make warnings of the exceptions that the interpreter cannot raise, at the end of this block."""
-    import pytest
-
-    from torch_testing_ext._torch import imported_garbage
-
-    pending: list[tuple[str, BaseException]] = []
-
-    def on_unraisable(args: Any) -> None:
-        pending.append((f"{args.err_msg or 'Exception ignored in'}: {args.object!r}", args.exc_value))
-
-    before = sys.unraisablehook
-    sys.unraisablehook = on_unraisable
-    try:
-        yield
-        # Only what the test has made: a forked rank does not look at the rest.
-        if imported_garbage.has_exempted_imported():
-            collect()
-        while pending:
-            _warn_of(pytest.PytestUnraisableExceptionWarning, *pending.pop(0))
-    finally:
-        sys.unraisablehook = before
-
-
-def _warn_of(category: type[Warning], title: str, error: BaseException) -> None:
-    """Warn of an exception, at the line that has raised it."""
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    file, line = "", 0
-    for frame in traceback.extract_tb(error.__traceback__)[-1:]:
-        file, line = frame.filename, frame.lineno or 0
-    warnings.warn_explicit(category(f"{title}\n\n{''.join(lines)}"), None, file, line)

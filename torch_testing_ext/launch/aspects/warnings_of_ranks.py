@@ -26,15 +26,15 @@ class WarningsOfRanks(Aspect):
     )
 
     def finish(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        from torch_testing_ext._tests.outcomes import TestOutcome
-        from torch_testing_ext.launch.aspects.rank_warnings import raise_again
-
-        filtered = attempt.host.has_own_filters and end.verdict.outcome is TestOutcome.PASSED
         accounts = [report.account for report in end.reports if report.account is not None]
         # Those of each run of the test, each once.
         new = [warning for account in accounts for warning in account.warnings if warning not in attempt.told]
         attempt.told.update(new)
-        raise_again(new, filtered)
+        if new:
+            from torch_testing_ext._tests.outcomes import TestOutcome
+            from torch_testing_ext.launch.aspects.rank_warnings import raise_again
+
+            raise_again(new, filtered=attempt.host.has_own_filters and end.verdict.outcome is TestOutcome.PASSED)
         return end
 
 

@@ -16,13 +16,8 @@ from torch_testing_ext._collectives.findings.uneven_calls import first_unmatched
 from torch_testing_ext._collectives.records.issued_calls import GroupRecord
 from torch_testing_ext._collectives.sanitizer import sanitizer_log
 from torch_testing_ext._collectives.sanitizer.issued_call import Issued
-from torch_testing_ext._collectives.sanitizer.sanitizer_log import (
-    LogReader,
-    LogWriter,
-    is_quiet,
-    show_mismatch,
-    uses_groups,
-)
+from torch_testing_ext._collectives.sanitizer.log_headers import is_quiet, show_mismatch, uses_groups
+from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogReader, LogWriter
 from torch_testing_ext.common_utils import run_tests
 
 FLOATS = ((4,), "float32")

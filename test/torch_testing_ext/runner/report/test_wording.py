@@ -18,14 +18,16 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import failure_views, judging
+from torch_testing_ext.launch import failure_verdicts, failure_views, judging, time_outs
 from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import brief_failures, github, journal, journal_reader, journal_writer, junit, show
 from torch_testing_ext.runner.report.console_layout import ConsoleLayout
 from torch_testing_ext.runner.report.page import html_page
 
-COMPOSED_BY_JUDGE = ("_compose", "_what_happened", "_line", "describe_exit", "list_of", "_of_all")
+COMPOSED_BY_JUDGE = ("_what_happened", "describe_exit", "list_of", "of_all")
+COMPOSED_FOR_THE_ACCOUNT = ("_compose", "_line", "list_of")
+COMPOSED_OF_A_TIME_OUT = ("list_of", "of_all")
 COMPOSED_FOR_THE_SCREEN = ("_did", "_remarks", "_still_running")
 
 
@@ -52,7 +54,12 @@ class WordingTest(unittest.TestCase):
     def setUp(self):
         patches = ExitStack()
         self.addCleanup(patches.close)
-        for module, names in ((judging, COMPOSED_BY_JUDGE), (failure_views, COMPOSED_FOR_THE_SCREEN)):
+        for module, names in (
+            (judging, COMPOSED_BY_JUDGE),
+            (failure_verdicts, COMPOSED_FOR_THE_ACCOUNT),
+            (time_outs, COMPOSED_OF_A_TIME_OUT),
+            (failure_views, COMPOSED_FOR_THE_SCREEN),
+        ):
             for name in names:
                 function = getattr(module, name)
 
