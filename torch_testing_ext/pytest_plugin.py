@@ -425,11 +425,14 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]
     report = yield
     # pytest gives the exceptions of tests of unittest only now.
     error = call.excinfo.value if call.excinfo is not None else None
-    concerns_us = getattr(error, "is_refusal", False) or _concerns_us(item)
-    if call.when != "teardown" and (report.passed or error is not None) and concerns_us:
-        from torch_testing_ext._pytest_ranks import marks, refusals
+    is_refusal = getattr(error, "is_refusal", False)
+    if call.when != "teardown" and (report.passed or error is not None) and (is_refusal or _concerns_us(item)):
+        from torch_testing_ext._pytest_ranks import marks
 
-        refusals.report_refusal(report, error, item)
+        if is_refusal or (report.passed and not marks.were_read(item)):
+            from torch_testing_ext._pytest_ranks import refusals
+
+            refusals.report_refusal(report, error, item)
         if call.when == "call":
             report.place_of_ranks = item.stash.get(marks.PLACE, "")
     launch = sys.modules.get("torch_testing_ext.launch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,18 @@ class LineKind(enum.Enum):
     EXPECTED = "expected"
     COMMAND = "command"
     OTHER = "other"
+
+
+# torch, unittest and pytest write these, in the message of an assertion.
+_GOT = re.compile(r" *(Got: |- |Expected .* but got )")
+_EXPECTED = re.compile(r" *(Expected: |\+ )")
+
+
+def kind_of_value(line: str) -> LineKind:
+    """The kind of a line of an assertion's message, for its colour."""
+    if _GOT.match(line):
+        return LineKind.GOT
+    return LineKind.EXPECTED if _EXPECTED.match(line) else LineKind.OTHER
 
 
 class Line(NamedTuple):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch_testing_ext._process import words
 from torch_testing_ext._process.locks import OwnedFile
-from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder, make_private
+from torch_testing_ext._process.private_folders import make_private
 
 # Set by the runner: which devices of this machine the test has leased, for runs that the test starts.
 LEASED = "_TORCH_TESTING_EXT_LEASED"

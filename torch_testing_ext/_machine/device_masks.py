@@ -3,8 +3,6 @@
 import os
 from collections.abc import Mapping
 
-from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder
-
 # The variables that mask each kind of accelerator, the one that takes precedence first.
 MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_testing_ext._process.logs import text_of
-from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder
 from torch_testing_ext._process.words import size_in_words
 
 

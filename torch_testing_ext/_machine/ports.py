@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch_testing_ext._process.private_folders import UnsafeFolder as UnsafeFolder
 from torch_testing_ext._torch.signs import error_texts
 from torch_testing_ext._torch.signs.error_texts import (
     ADDRESS_IN_USE as ADDRESS_IN_USE,

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from torch_testing_ext._pytest_ranks.marks import NAME, were_read
+from torch_testing_ext._pytest_ranks.marks import NAME
 
 # The refusals so far, each by its text, with the test that shows it.
 _SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
@@ -28,8 +28,6 @@ def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:
     """Turn the report of a refused test, and that of a test which was marked too late, into a failure that says so."""
     if isinstance(error, Refused):
         text = str(error)
-    elif not made.passed or were_read(item):
-        return
     else:
         during = "its set-up" if made.when == "setup" else "its call"
         text = _with_place(

@@ -43,6 +43,6 @@ from torch_testing_ext.launch.start import (
     prepare as prepare,
 )
 from torch_testing_ext.launch.verdict import Case as Case, Expected as Expected, Verdict as Verdict
-from torch_testing_ext.launch.watching.run_watcher import end_run as end_run, watch as watch
+from torch_testing_ext.launch.watching.run_watcher import watch as watch
 
 from .launched.peers import why_no_rank as why_no_rank

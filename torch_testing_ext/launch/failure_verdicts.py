@@ -13,20 +13,21 @@ from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, l
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.accounts import RankEnding
-from torch_testing_ext.launch.failure_views import Fault, other_findings, view_of
+from torch_testing_ext.launch.failure_rows import JudgedFailure
+from torch_testing_ext.launch.failure_views import other_findings, view_of
 from torch_testing_ext.launch.rank_reports import RankReport, is_victim, records_of
 from torch_testing_ext.launch.verdict import Verdict
 
 LONGEST_OUTPUT = 6_000
 
 
-def _after_faults(fault: Fault) -> Fault:
+def _after_faults(failure: JudgedFailure) -> JudgedFailure:
     """The failure with the faults of the test in its title that have happened before."""
     happened = [
-        f"rank {r.rank} {each}" for r in fault.reports for each in r.faults.happened if each is not r.uncaught_fault
+        f"rank {r.rank} {each}" for r in failure.reports for each in r.faults.happened if each is not r.uncaught_fault
     ]
-    untold = [text for text in happened if text not in fault.title]
-    return replace(fault, title=f"after {' and '.join(untold)}: {fault.title}") if untold else fault
+    untold = [text for text in happened if text not in failure.title]
+    return replace(failure, title=f"after {' and '.join(untold)}: {failure.title}") if untold else failure
 
 
 def of_all(ranks: Sequence[int], size: int) -> str:
@@ -40,7 +41,7 @@ def differences_of(reports: Sequence[RankReport]) -> list[Finding]:
 
 def verdict_on(
     outcome: TestOutcome,
-    fault: Fault,
+    failure: JudgedFailure,
     shown: Sequence[RankReport],
     calls: str = "",
     explained: Finding | None = None,
@@ -50,27 +51,27 @@ def verdict_on(
 
     `is_blamed`: its table begins with the culprit.
     """
-    fault = _after_faults(fault)
-    first = next(iter(fault.culprits), None)
-    account = _compose(fault, shown, first if is_blamed else None, calls)
+    failure = _after_faults(failure)
+    first = next(iter(failure.culprits), None)
+    account = _compose(failure, shown, first if is_blamed else None, calls)
     # Neither a file nor pytest-xdist takes the characters that stand for bytes of names that are not UTF-8.
     account = account.encode(errors="backslashreplace").decode()
-    view = view_of(fault, account, explained)
-    return Verdict(outcome, culprit=first, failure=view, kept_as=fault.case.kept_as)
+    view = view_of(failure, account, explained)
+    return Verdict(outcome, culprit=first, failure=view, kept_as=failure.case.kept_as)
 
 
-def _compose(fault: Fault, shown: Sequence[RankReport], first: int | None, calls: str) -> str:
+def _compose(failure: JudgedFailure, shown: Sequence[RankReport], first: int | None, calls: str) -> str:
     """The account: title; a line per rank, the culprit first; the calls of ranks that disagree; where running ranks
     were; tracebacks; output; stacks; command."""
-    reports, case = fault.reports, fault.case
+    reports, case = failure.reports, failure.case
     in_order = sorted(reports, key=lambda r: (r.rank != first, r.rank))
     seconds = max((r.seconds for r in reports), default=0.0)
-    others = [finding.sentence for finding in other_findings(fault)]
+    others = [finding.sentence for finding in other_findings(failure)]
     are_running = any(r.ending is RankEnding.STOPPED for r in reports)
     # The output of the culprits helps; without any, as in a hang, that of all that did not pass.
     with_output = shown or [r for r in reports if r.ending is not RankEnding.PASSED]
     parts = [
-        f"{fault.title}\n({case.name}, {seconds:.1f} s after its start)",
+        f"{failure.title}\n({case.name}, {seconds:.1f} s after its start)",
         "\n".join(f"  {line}" for line in _table(in_order, first)),
         calls,
         "\n".join(["the sanitizer found:", *(f"  {sentence}" for sentence in few(others))]) if others else "",

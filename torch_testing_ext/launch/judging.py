@@ -23,8 +23,8 @@ from torch_testing_ext._torch.signs.error_texts import without_cpp_place
 from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
+from torch_testing_ext.launch.failure_rows import JudgedFailure
 from torch_testing_ext.launch.failure_verdicts import of_all, verdict_on
-from torch_testing_ext.launch.failure_views import Fault
 from torch_testing_ext.launch.fault_checks import without_fault, without_recovery
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, records_of
 from torch_testing_ext.launch.time_outs import judge_time_out
@@ -85,7 +85,9 @@ def _judge(
         return _disagree(reports, skips or running, case) if alone is None else _found(reports, alone, case)
     if expected.code is not None and not expected.any_code and reports[0].code != expected.code:
         title = f"rank 0 of {len(reports)} should have ended with {_code(expected.code)}, but ended with "
-        return verdict_on(TestOutcome.FAILED, Fault(title + _code(reports[0].code), reports, case, (0,)), [reports[0]])
+        return verdict_on(
+            TestOutcome.FAILED, JudgedFailure(title + _code(reports[0].code), reports, case, (0,)), [reports[0]]
+        )
     mismatch = _unlike_groups(reports, expected) or _mismatch(reports, expected, unless_raised=True)
     if mismatch is not None:
         return _found(reports, mismatch, case)
@@ -116,7 +118,7 @@ def _judge_with_faults(
         if wrong is None:
             return verdict
     title, culprits = wrong
-    return verdict_on(TestOutcome.FAILED, Fault(title, reports, case, culprits), [])
+    return verdict_on(TestOutcome.FAILED, JudgedFailure(title, reports, case, culprits), [])
 
 
 def _ended_by(report: RankReport, account: RankAccount) -> RankReport:
@@ -204,9 +206,9 @@ def _found(reports: Sequence[RankReport], finding: Finding, case: Case) -> Verdi
     """The verdict where the collectives are at fault."""
     shown = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     is_error = finding.kind in (FindingKind.DEADLOCK, FindingKind.ABANDONED, FindingKind.RECORDER)
-    fault = Fault(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
+    failure = JudgedFailure(finding.title, reports, case, finding.ranks, finding, tells_finding=True)
     calls = f"{finding.sentence}\n{finding.calls}"
-    return verdict_on(TestOutcome.ERROR if is_error else TestOutcome.FAILED, fault, shown, calls, finding)
+    return verdict_on(TestOutcome.ERROR if is_error else TestOutcome.FAILED, failure, shown, calls, finding)
 
 
 def _failed(
@@ -243,8 +245,8 @@ def _failed(
         title = f"{of_all(alike, len(reports))} {_what_happened(first, len(alike))}"
     shown = [r for r in culprits if r is first or not (is_victim(r) or r.error.cause is Cause.OF_ALL)]
     outcome = _OUTCOME_OF.get(first.ending, TestOutcome.CRASHED)
-    fault = Fault(title, reports, case, tuple(alike), cause, told_summary=first.summary)
-    return verdict_on(outcome, fault, shown, cause.text if cause else "", cause)
+    failure = JudgedFailure(title, reports, case, tuple(alike), cause, told_summary=first.summary)
+    return verdict_on(outcome, failure, shown, cause.text if cause else "", cause)
 
 
 def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
@@ -312,7 +314,7 @@ def _disagree(reports: Sequence[RankReport], ones: list[RankReport], case: Case)
     besides = f", {list_of(others)} {opposite}" if others else ""
     ranks = tuple(r.rank for r in ones)
     title = f"{list_of(ranks)} {verb}{besides}"
-    return verdict_on(TestOutcome.FAILED, Fault(title, reports, case, ranks), [])
+    return verdict_on(TestOutcome.FAILED, JudgedFailure(title, reports, case, ranks), [])
 
 
 def _what_happened(report: RankReport, ranks: int) -> str:

@@ -11,8 +11,8 @@ from torch_testing_ext._process.words import list_of, verb_for
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import nccl_status
 from torch_testing_ext.launch.accounts import RankEnding
+from torch_testing_ext.launch.failure_rows import JudgedFailure
 from torch_testing_ext.launch.failure_verdicts import differences_of, of_all, verdict_on
-from torch_testing_ext.launch.failure_views import Fault
 from torch_testing_ext.launch.rank_reports import RankReport, ended, records_of
 from torch_testing_ext.launch.verdict import Case, Verdict
 
@@ -40,9 +40,9 @@ def judge_time_out(
     title = f"{blamed[0].title}; {after}" if blamed else f"{after}; {state}"
     failed = [r for r in reports if r.ending.is_failure and r.ending is not RankEnding.STOPPED]
     culprits = blamed[0].ranks if blamed else waited_for or tuple(ranks[:1])
-    fault = Fault(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
+    failure = JudgedFailure(title, reports, case, culprits, blamed[0] if blamed else None, tells_finding=True)
     calls = suspected.text if suspected else ""
-    return verdict_on(TestOutcome.TIMEOUT, fault, failed, calls, suspected, is_blamed=False)
+    return verdict_on(TestOutcome.TIMEOUT, failure, failed, calls, suspected, is_blamed=False)
 
 
 def _silence(reports: Sequence[RankReport], running: list[RankReport]) -> tuple[tuple[int, ...], str] | None:

@@ -29,7 +29,11 @@ from torch_testing_ext._collectives.records.issued_calls import (
     make_record,
     raised_for,
 )
-from torch_testing_ext._collectives.sanitizer.log_headers import (
+from torch_testing_ext._process import messages
+from torch_testing_ext._process.code_sites import Site
+from torch_testing_ext._process.words import grouped
+
+from .log_headers import (
     COUNT,
     EVENTS,
     FIRST_SLOT,
@@ -46,9 +50,6 @@ from torch_testing_ext._collectives.sanitizer.log_headers import (
     VERSION,
     numbers_of,
 )
-from torch_testing_ext._process import messages
-from torch_testing_ext._process.code_sites import Site
-from torch_testing_ext._process.words import grouped
 
 _MAGIC = 0x746F7263_68737A31
 _TEXTS_AT = 8 * HEADER

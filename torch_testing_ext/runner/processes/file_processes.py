@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channels import Channel, socket_pair
@@ -22,6 +23,7 @@ from .file_handle import FileHandle, FileState
 from .fork_parent_messages import CountDevices, DevicesCounted, FindFiles
 from .preloaded_client import PreloadedServerClient
 
+Answer = TypeVar("Answer")
 Reads = dict[TestId, dict[str, str] | None]
 NOT_LISTED = "the file was selected, and nothing has said which tests it has"
 # Longer than each of the ways to ask the driver takes.
@@ -62,48 +64,42 @@ class FileProcesses(PreloadedServerClient):
 
     def count_devices(self) -> DevicesCounted:
         """Ask torch about the accelerators. Raises CannotRun if that cannot be found out."""
-        ours, theirs = socket_pair()
-        channel: Channel[DevicesCounted] = Channel(ours, DevicesCounted)
-        answers: list[DevicesCounted] = []
-        ended: list[str] = []
-
-        self.loop.serve(channel, answers.append, lambda: None)
-        with theirs:
-            child = self.start_child(CountDevices, ended.append, theirs.fileno())
-        until = time.monotonic() + COUNT_TIMEOUT
-        while not (ended or answers) and time.monotonic() < until:
-            self.loop.step(until)
-        # An answer is enough: a process that the driver blocks may not end.
-        if not ended:
-            self.kill(child)
-        self.loop.forget(channel)
-        channel.close()
-        if self.failure is not None:
-            raise CannotRun(self.failure)
-        if not answers and not ended:
+        answer, how = self._ask(DevicesCounted, CountDevices, COUNT_TIMEOUT)
+        if answer is None and how is None:
             raise CannotRun(f"the driver of the accelerators has not answered within {COUNT_TIMEOUT:.0f} s")
-        if not answers:
+        if answer is None:
             raise CannotRun(f"the process that counts accelerators ended without an answer:\n{tail(self._log)}")
-        if answers[0].failure:
-            raise CannotRun(answers[0].failure)
-        self.torch_version = answers[0].torch
-        return answers[0]
+        if answer.failure:
+            raise CannotRun(answer.failure)
+        self.torch_version = answer.torch
+        return answer
 
     def find_files(self) -> FilesFound:
         """Ask pytest which files it collects. Raises CannotRun if no process can be started for that."""
-        ours, theirs = socket_pair()
-        channel: Channel[FilesFound] = Channel(ours, FilesFound)
-        answers: list[FilesFound] = []
-        ended: list[str] = []
-        self.loop.serve(channel, answers.append, lambda: None)
         log = self.directory / f"{FILES}.log"
         request = partial(
             FindFiles, root=str(self.root), load_as=self.load_as, log=str(log), reads=str(log.with_suffix(".reads"))
         )
+        answer, how = self._ask(FilesFound, request, FIND_TIMEOUT, until_end=True)
+        if answer is not None:
+            return answer
+        why = f"it {how}" if how is not None else f"it took more than {FIND_TIMEOUT:.0f} s; it was killed"
+        return FilesFound((), failure=f"the process in which pytest looks for files ended early: {why}\n{tail(log)}")
+
+    def _ask(
+        self, kind: type[Answer], request: Callable[[int], Any], timeout: float, until_end: bool = False
+    ) -> tuple[Answer | None, str | None]:
+        """The answer of a process of its own, and how that has ended; None for what has not come in time."""
+        ours, theirs = socket_pair()
+        channel: Channel[Answer] = Channel(ours, kind)
+        answers: list[Answer] = []
+        ended: list[str] = []
+        self.loop.serve(channel, answers.append, lambda: None)
         with theirs:
             child = self.start_child(request, ended.append, theirs.fileno())
-        until = time.monotonic() + FIND_TIMEOUT
-        while not ended and time.monotonic() < until:
+        until = time.monotonic() + timeout
+        # An answer may be enough: a process that the driver blocks may not end.
+        while not (ended or (answers and not until_end)) and time.monotonic() < until:
             self.loop.step(until)
         if not ended:
             self.kill(child)
@@ -111,10 +107,7 @@ class FileProcesses(PreloadedServerClient):
         channel.close()
         if self.failure is not None:
             raise CannotRun(self.failure)
-        if answers:
-            return answers[0]
-        why = f"it {ended[0]}" if ended else f"it took more than {FIND_TIMEOUT:.0f} s; it was killed"
-        return FilesFound((), failure=f"the process in which pytest looks for files ended early: {why}\n{tail(log)}")
+        return next(iter(answers), None), next(iter(ended), None)
 
     def discover(
         self,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height
+from torch_testing_ext._collectives.failure import MOST_SCREEN_LINES, WIDTH, Line, LineKind, height, kind_of_value
 from torch_testing_ext._process import shell_words
 from torch_testing_ext._process.same_texts import without_accidents
 from torch_testing_ext._process.words import count, grouped
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.launch.failure_views import kind_of_value
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy
 
 from . import wording

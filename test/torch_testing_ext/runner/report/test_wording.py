@@ -18,7 +18,7 @@ from torch_testing_ext._process import messages
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_utils import run_tests
-from torch_testing_ext.launch import failure_verdicts, failure_views, judging, time_outs
+from torch_testing_ext.launch import failure_rows, failure_verdicts, failure_views, judging, time_outs
 from torch_testing_ext.runner.model import DeviceMemory, FinishedTest, Policy
 from torch_testing_ext.runner.options import Options
 from torch_testing_ext.runner.report import brief_failures, github, journal, journal_reader, journal_writer, junit, show
@@ -28,7 +28,8 @@ from torch_testing_ext.runner.report.page import html_page
 COMPOSED_BY_JUDGE = ("_what_happened", "describe_exit", "list_of", "of_all")
 COMPOSED_FOR_THE_ACCOUNT = ("_compose", "_line", "list_of")
 COMPOSED_OF_A_TIME_OUT = ("list_of", "of_all")
-COMPOSED_FOR_THE_SCREEN = ("_did", "_remarks", "_still_running")
+COMPOSED_OF_ROWS = ("_did", "_still_running")
+COMPOSED_FOR_THE_SCREEN = ("_remarks",)
 
 
 def in_capitals(value):
@@ -58,6 +59,7 @@ class WordingTest(unittest.TestCase):
             (judging, COMPOSED_BY_JUDGE),
             (failure_verdicts, COMPOSED_FOR_THE_ACCOUNT),
             (time_outs, COMPOSED_OF_A_TIME_OUT),
+            (failure_rows, COMPOSED_OF_ROWS),
             (failure_views, COMPOSED_FOR_THE_SCREEN),
         ):
             for name in names:
