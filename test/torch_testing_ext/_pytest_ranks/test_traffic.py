@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
+from kit.runs import RUN_TEST, run_test
 
 from torch_testing_ext._collectives.records.budgets import Budget
 from torch_testing_ext.common_utils import run_tests
@@ -106,12 +107,29 @@ class FilesTest(PytestCase):
 
     def test_two_workers(self):
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-        self.assertAll(self.run_files("--update-budgets", "-p", "xdist", "-n", "2"), "passed")
+        written = self.run_files("--update-budgets", "-p", "xdist", "-n", "2")
+        differing = [message for message in written.messages.values() if "differ in" in message]
+        self.assertEqual(len(differing), 1, written.text)
+        self.assertIn("two tests differ in budgets/differing.toml", differing[0])
+        self.assertRegex(differing[0], r"Written by test_x\.py::test_differing\[[12]\]\.")
+        self.assertEqual([*written.outcomes.values()].count("failed"), 1, written.text)
         files = sorted(self.budgets.iterdir())
-        self.assertEqual(len(files), 8, files)
+        self.assertEqual(len(files), 10, files)
         for file in files:
             self.assertEqual(({*Budget.read(file).of_ranks}, Budget.read(file).world_size), ({0, 1}, 2), file)
-        self.assertAll(self.run_files(), "passed")
+        kept = self.run_files("-k", "not varying")
+        self.assertEqual([*kept.outcomes.values()].count("failed"), 1, kept.text)
+        self.assertRegex("".join(kept.messages.values()), "budgets/differing.toml is not kept")
+
+    def test_a_test_that_varies(self):
+        """Runs of torchtest repeat a test: each repetition issues what the first did, or is told."""
+        (self.folder / "run_test.py").write_text(RUN_TEST.format(before=""))
+        (self.folder / "test_x.py").write_text(FILES)
+        for chosen, code in (("test_x.py::test_varying", 1), ("test_x.py::test_grows", 0)):
+            run = run_test(self.folder, "--update-budgets", "--repeat", "2", chosen)
+            self.assertEqual(run.code, code, run.console)
+            said = "the test has issued something else before, for budgets/varying.toml"
+            self.assertEqual(said in run.console, bool(code), run.console)
 
     def test_other_worlds(self):
         chosen = ("-k", "plain or shared")

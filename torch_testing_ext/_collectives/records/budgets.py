@@ -6,10 +6,13 @@ import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch_testing_ext._process.files import write_atomically
+from torch_testing_ext._process.locks import lock
 from torch_testing_ext._process.project_settings import read_toml
 from torch_testing_ext._process.words import count, grouped
 
@@ -34,12 +37,6 @@ class Budgeted(NamedTuple):
 Amounts = Mapping[tuple[str, str], Budgeted]
 
 
-def file_of(path: Path) -> Path:
-    """The file that is written for a budget: a link stays one."""
-    # Other than `resolve`, it takes a link to itself in all versions of Python.
-    return Path(os.path.realpath(path))
-
-
 def title_of(group: GroupRecord) -> str:
     """The name of a group in files: it must not depend on how many groups were made before."""
     if group.is_default:
@@ -62,10 +59,12 @@ def amounts_of(facts: RankFacts) -> dict[tuple[str, str], Budgeted]:
 class Budget:
     """The content of a file of budgets: for each rank of a world, what it may issue."""
 
-    def __init__(self, torch: str, world_size: int, of_ranks: Mapping[int, Amounts]):
+    def __init__(self, torch: str, world_size: int, of_ranks: Mapping[int, Amounts], tests: Iterable[str] = ()):
+        """`tests`: those that have written it."""
         self.torch = torch
         self.world_size = world_size
         self.of_ranks = dict(of_ranks)
+        self.tests = sorted({*tests})
 
     @classmethod
     def read(cls, path: Path) -> Budget:
@@ -83,7 +82,8 @@ class Budget:
                 for rank in alike["ranks"]:
                     if of_ranks.setdefault(int(rank), amounts) is not amounts:
                         raise ValueError(f"rank {rank} is in two classes")
-            return cls(str(content["torch"]), int(content["world_size"]), of_ranks)
+            tests = [str(test) for test in content.get("tests", ())]
+            return cls(str(content["torch"]), int(content["world_size"]), of_ranks, tests)
         except KeyError as error:
             why = f"lacks {error}"
         except (AttributeError, TypeError, ValueError) as error:
@@ -96,6 +96,7 @@ class Budget:
             "# What a step communicates. Written by --update-budgets: review the difference.",
             f'torch = "{self.torch}"',
             f"world_size = {self.world_size}",
+            *(["tests = [", *(f"    {_quoted(test)}," for test in self.tests), "]"] if self.tests else []),
         ]
         classes = grouped((tuple(sorted(amounts.items())), rank) for rank, amounts in sorted(self.of_ranks.items()))
         for amounts, ranks in classes.items():
@@ -107,21 +108,16 @@ class Budget:
 
     def write(self, path: Path) -> None:
         """Write the file, so that others see it as it was or as it is now. Raises BudgetError."""
-        file = file_of(path)
-        written = file.with_name(f".budget.{os.getpid()}")
+        file = _file_of(path)
         try:
             if file.exists() and not os.access(file, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is read-only", str(file))
-            try:
-                written.write_text(self.text(), "utf-8")
-                written.replace(file)
-            finally:
-                written.unlink(missing_ok=True)
+            write_atomically(file, self.text())
         except OSError as error:
-            raise BudgetError(f"the budget {path} cannot be written: {error}") from None
+            raise _cannot_write(path, error) from None
 
     def why_exceeded(self, rank: int, world_size: int, torch: str, facts: RankFacts) -> str:
-        """The difference between what a rank has issued and its budget, by line and module; "" if it keeps that.
+        """The rows by which a rank has not issued its budget, with lines and modules; "" if it keeps that.
 
         Raises BudgetError.
         """
@@ -135,19 +131,19 @@ class Budget:
         budget, seen = self.of_ranks[rank], amounts_of(facts)
         if budget and not seen:
             raise BudgetError("the block issues nothing, so that it cannot exceed its budget")
+        keys = sorted({*budget, *seen})
+        groups, ops = (max((len(key[part]) for key in keys), default=0) for part in (0, 1))
         rows = []
-        for group, op in sorted({*budget, *seen}):
-            allowed = budget.get((group, op), Budgeted(0, 0))
-            issued = seen.get((group, op), Budgeted(0, 0))
+        for key in keys:
+            allowed, issued = (amounts.get(key, Budgeted(0, 0)) for amounts in (budget, seen))
             if issued != allowed:
-                rows.append(f"  {group:<12} {op:<24} {_difference(issued, allowed)}")
-                rows += _places(facts, group, op)
-        if not rows:
-            return ""
+                rows.append(f"  {key[0]:<{groups}}  {key[1]:<{ops}}  {_difference(issued, allowed)}")
+                rows += _places(facts, *key)
         if len(rows) > _MOST_LINES:
             rows = [*rows[:_MOST_LINES], f"  ... and {count(len(rows) - _MOST_LINES, 'line')} more"]
-        other = "" if torch == self.torch else f" (which was made with torch {self.torch}; this is {torch})"
-        return "\n".join([f"rank {rank} does not keep its budget{other}:", *rows])
+        if rows and torch != self.torch:
+            rows.append(f"The budget was made with torch {self.torch}; this is {torch}.")
+        return "\n".join(rows)
 
 
 def _amounts_of_rows(rows: Any) -> Amounts:
@@ -185,11 +181,69 @@ def _places(facts: RankFacts, group: str, op: str) -> list[str]:
     return [f"    {number:>4} at {place}   {given}".rstrip() for (place, given), number in places.most_common()]
 
 
-def updated(before: Budget | None, torch: str, world_size: int, of_ranks: Mapping[int, Amounts]) -> Budget:
-    """The budget with what ranks have issued; those of another world are dropped."""
-    is_same = before is not None and (before.torch, before.world_size) == (torch, world_size)
-    known: Sequence[Any] = [before.of_ranks] if before is not None and is_same else []
-    merged: dict[int, Amounts] = {}
-    for amounts in (*known, of_ranks):
-        merged.update(amounts)
-    return Budget(torch, world_size, merged)
+def update(path: Path, since: int, test: str, world_size: int, torch: str, rank: int, facts: RankFacts) -> None:
+    """Write what a rank has issued in a test. Ranks and processes take turns.
+
+    `since`: the nanosecond in which the run has begun. What the file has from before is dropped; all blocks that write
+    it in one run must issue the same. Raises AssertionError where they do not, and BudgetError.
+    """
+    with _turn(path):
+        before = _written_since(path, since)
+        if before is not None and (before.world_size != world_size or rank in before.of_ranks):
+            title, last = _in_conflict(path, before.tests, test)
+            try:
+                difference = before.why_exceeded(rank, world_size, torch, facts)
+            except BudgetError as error:
+                raise BudgetError("\n".join([title, f"  {error}", last])) from None
+            if difference:
+                raise AssertionError("\n".join([title, difference, last]))
+        known, tests = ({}, []) if before is None else (before.of_ranks, before.tests)
+        Budget(torch, world_size, {**known, rank: amounts_of(facts)}, [*tests, test]).write(path)
+
+
+def _in_conflict(path: Path, writers: Sequence[str], test: str) -> tuple[str, str]:
+    """The title and the last line of a message: in one run, a budget was written for something else."""
+    others = [writer for writer in writers if writer != test]
+    if not others:
+        advice = "It must issue the same each time: name a file for each of its blocks."
+        return f"the test has issued something else before, for {path}:", advice
+    first = others[0] if len(others) == 1 else f"{others[0]} and {count(len(others) - 1, 'other test')}"
+    return f"two tests differ in {path}: name a file for each", f"Written by {first}."
+
+
+def _file_of(path: Path) -> Path:
+    """The file that is written for a budget: a link stays one."""
+    # Other than `resolve`, it takes a link to itself in all versions of Python.
+    return Path(os.path.realpath(path))
+
+
+def _cannot_write(path: Path, error: OSError) -> BudgetError:
+    return BudgetError(f"the budget {path} cannot be written: {error}")
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Have the file of a budget alone for the length of a `with`, by a lock on its folder. Raises BudgetError."""
+    try:
+        parent = _file_of(path).parent
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        try:
+            lock(folder)
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _written_since(path: Path, since: int) -> Budget | None:
+    """The budget in a file if tests have written it after a time."""
+    with suppress(OSError, BudgetError):
+        if path.stat().st_mtime_ns >= since:
+            budget = Budget.read(path)
+            return budget if budget.tests else None
+    return None

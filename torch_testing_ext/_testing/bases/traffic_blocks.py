@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import sys
@@ -12,7 +13,7 @@ import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, amounts_of, file_of, updated
+from torch_testing_ext._collectives.records.budgets import Budget, BudgetError, update
 from torch_testing_ext._collectives.records.growth_laws import GrowthClaim
 from torch_testing_ext._collectives.records.issued_calls import Call, GroupRecord, RankRecord
 from torch_testing_ext._collectives.records.rank_facts import Amount, RankFacts, Share, bytes_of, has_name
 from torch_testing_ext._collectives.sanitizer.call_recorder import CallRecorder
 from torch_testing_ext._collectives.sanitizer.operation_checks import Check
 from torch_testing_ext._collectives.sanitizer.sanitizer_log import LogReader, LogWriter
-from torch_testing_ext._process.locks import lock
 from torch_testing_ext._process.words import count, nearest
 from torch_testing_ext._testing.bases.block_uses import BlockUses, IssuedWorks, followed
 from torch_testing_ext._torch.groups import dataless_groups, made_groups, watched_groups
@@ -38,7 +38,7 @@ from torch_testing_ext._torch.tensors import tensor_reads
 from torch_testing_ext._torch.torch_frames import is_of_program, modules_of
 from torch_testing_ext.launch import current_context
 from torch_testing_ext.launch.account_writer import growth_claims
-from torch_testing_ext.launch.aspects.budgets_of_tests import IS_UPDATED
+from torch_testing_ext.launch.aspects.budgets_of_tests import IS_UPDATED, UPDATED_SINCE
 from torch_testing_ext.launch.aspects.growth import CLAIMS
 from torch_testing_ext.launch.aspects.world import SIZE
 from torch_testing_ext.launch.rank_context import context_here
@@ -141,7 +141,7 @@ class SeenTraffic(RankFacts):
             # A larger world, of which only the growth is asked.
             return
         if IS_UPDATED.value():
-            _update(file, version, size, rank, self)
+            update(file, UPDATED_SINCE.value(), _running_test(), size, version, rank, self)
             return
         budget = Budget.read(file)
         if SIZE.value() not in (None, budget.world_size):
@@ -153,7 +153,9 @@ class SeenTraffic(RankFacts):
         except BudgetError as error:
             raise BudgetError(f"{file}: {error}") from None
         if difference:
-            raise AssertionError(f"{difference}\n{file}: if this is intended, write it with --update-budgets")
+            raise AssertionError(
+                f"{file} is not kept:\n{difference}\nIf this is intended, write it with --update-budgets."
+            )
 
     def grows(self, group: str | None, fact: str, op: str | None = None, *, at_most: float) -> None:
         """Claim that a number grows with the world by a law at most: the test runs in a world of twice the size, too.
@@ -203,22 +205,17 @@ def _place_in_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def _update(file: Path, version: str, size: int, rank: int, facts: RankFacts) -> None:
-    """Write the part of this rank. Ranks and runs take turns, by a lock on the folder."""
-    try:
-        parent = file_of(file).parent
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = os.open(parent, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise BudgetError(f"the budget {file} cannot be written: {error}") from None
-    try:
-        lock(folder)
-        before = None
-        with suppress(BudgetError):
-            before = Budget.read(file)
-        updated(before, version, size, {rank: amounts_of(facts)}).write(file)
-    finally:
-        os.close(folder)
+def _running_test() -> str:
+    """The name of the test that runs here, as far as it is known."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        test = frame.f_locals.get("self")
+        if isinstance(test, unittest.TestCase):
+            kind = type(test)
+            return f"{Path(inspect.getfile(kind)).name}::{kind.__qualname__}::{test._testMethodName}"
+        frame = frame.f_back
+    of_pytest = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    return of_pytest or Path(sys.argv[0]).name
 
 
 class _BlockRecorder(CallRecorder):

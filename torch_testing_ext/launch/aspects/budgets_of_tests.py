@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from torch_testing_ext._process.declarations import Level, Option, Setting, either
+import os
+import time
+from typing import TYPE_CHECKING
+
+from torch_testing_ext._process.declarations import AskedOptions, Level, Option, Setting, either, number
 from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext.launch.aspect import Aspect
 
+if TYPE_CHECKING:
+    from torch_testing_ext.launch.attempts import RankAttempt
+
 IS_UPDATED = Setting("TORCH_TESTING_EXT_UPDATE_BUDGETS", "0 or 1", either("0", "1"), False)
+# All processes of a run know when it has begun. Without a run, it is this process.
+UPDATED_SINCE = Setting("_TORCH_TESTING_EXT_BUDGETS_SINCE", "a time in nanoseconds", number, time.time_ns())
 _UPDATE = Option(
     "update_budgets",
     "execution",
@@ -33,6 +42,15 @@ class BudgetsOfTests(Aspect):
     name = "budgets"
     is_always_on = False
     options = (_UPDATE,)
+    settings = (UPDATED_SINCE,)
+
+    def begin(self, asked: AskedOptions, runs_tests: bool) -> None:
+        if asked.value(_UPDATE) or IS_UPDATED.value():
+            os.environ[UPDATED_SINCE.name] = str(time.time_ns())
+
+    def prepare(self, attempt: RankAttempt) -> None:
+        # A rank may import this module anew.
+        attempt.environ[UPDATED_SINCE.name] = str(UPDATED_SINCE.value())
 
 
 BUDGETS = BudgetsOfTests()

@@ -1,5 +1,6 @@
 """Files of budgets: what is written is read again, at any moment whole, and what cannot be read or written is told."""
 
+import contextlib
 import errno
 import os
 import tempfile
@@ -8,7 +9,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from torch_testing_ext._collectives.records.budgets import Budget, Budgeted, BudgetError, updated
+from torch_testing_ext._collectives.records.budgets import Budget, Budgeted, BudgetError, update
+from torch_testing_ext._collectives.records.issued_calls import RankRecord
+from torch_testing_ext._collectives.records.rank_facts import RankFacts
 from torch_testing_ext.common_utils import run_tests
 
 AMOUNTS = {("world", "all_reduce"): Budgeted(2, 64)}
@@ -91,14 +94,8 @@ class BudgetsTest(unittest.TestCase):
         """The budget stays as it was, and no draft is left."""
         self.file.write_text("before")
         full = OSError(errno.ENOSPC, "No space left on device")
-        write_text = Path.write_text
-
-        def write_a_part(path, text, *args):
-            write_text(path, text[:10], *args)
-            raise full
-
         with (
-            mock.patch.object(Path, "write_text", write_a_part),
+            mock.patch.object(os, "replace", side_effect=full),
             self.assertRaisesRegex(BudgetError, "step.toml cannot be written: .*No space left on device"),
         ):
             Budget("2.13", 2, {0: AMOUNTS}).write(self.file)
@@ -114,7 +111,7 @@ class BudgetsTest(unittest.TestCase):
             self.assertRaisesRegex(BudgetError, "it is read-only"),
         ):
             budget.write(self.file)
-        with self.assertRaisesRegex(BudgetError, "cannot be written: .*Not a directory"):
+        with self.assertRaisesRegex(BudgetError, "cannot be written: .*File exists"):
             budget.write(self.file / "step.toml")
         with self.assertRaisesRegex(BudgetError, "cannot be written: .*name too long"):
             budget.write(self.folder / ("x" * 300 + ".toml"))
@@ -157,11 +154,72 @@ class BudgetsTest(unittest.TestCase):
             reader.join()
         self.assertEqual({*seen} - {64}, set())
 
-    def test_parts_of_another_world_are_dropped(self):
-        of_rank_0 = updated(None, "2.13", 2, {0: AMOUNTS})
-        self.assertEqual({*updated(of_rank_0, "2.13", 2, {1: {}}).of_ranks}, {0, 1})
-        for torch, size in (("2.14", 2), ("2.13", 4)):
-            self.assertEqual({*updated(of_rank_0, torch, size, {1: {}}).of_ranks}, {1})
+    def test_what_a_run_writes_takes_the_place_of_an_earlier_one(self):
+        Budget("2.13", 2, {0: AMOUNTS, 1: AMOUNTS}, ["test_x.py::test_old"]).write(self.file)
+        following = self.file.stat().st_mtime_ns + 1
+        issues_nothing(self.file, following, "test_x.py::test_step", rank=0)
+        written = Budget.read(self.file)
+        self.assertEqual((written.of_ranks, written.tests), ({0: {}}, ["test_x.py::test_step"]))
+
+    def test_ranks_and_tests_of_one_run_add_up(self):
+        for test in ("test_b", "test_a", "test_b"):
+            for rank in (1, 0):
+                issues_nothing(self.file, 0, test, rank)
+        written = Budget.read(self.file)
+        self.assertEqual((written.of_ranks, written.tests), ({0: {}, 1: {}}, ["test_a", "test_b"]))
+
+    def test_one_run_writes_no_two_budgets_into_a_file(self):
+        Budget("2.13", 2, {0: AMOUNTS}, ["test_a", "test_b"]).write(self.file)
+        for test, world_size, said in (
+            ("test_c", 2, ("two tests differ in", "Written by test_a and 1 other test.")),
+            ("test_a", 2, ("two tests differ in", "Written by test_b.")),
+            ("test_c", 4, ("two tests differ in", "one of 2 ranks, and this world has 4", "Written by test_a")),
+        ):
+            with self.subTest(test, world_size=world_size):
+                with self.assertRaises((AssertionError, BudgetError)) as seen:
+                    issues_nothing(self.file, 0, test, 0, world_size)
+                for part in said:
+                    self.assertIn(part, str(seen.exception))
+        self.assertEqual(Budget.read(self.file).of_ranks, {0: AMOUNTS})
+        Budget("2.13", 2, {0: AMOUNTS}, ["test_a"]).write(self.file)
+        with self.assertRaisesRegex(BudgetError, "the test has issued something else before"):
+            issues_nothing(self.file, 0, "test_a", 0)
+
+    def test_a_file_that_no_test_has_written_is_replaced(self):
+        for content in (Budget("2.13", 2, {0: AMOUNTS}).text(), "torch = "):
+            self.file.write_text(content)
+            issues_nothing(self.file, 0, "test_a", 0)
+            self.assertEqual(Budget.read(self.file).of_ranks, {0: {}})
+
+    def test_processes_lose_nothing_of_each_other(self):
+        ranks = range(8)
+        children = []
+        for rank in ranks:
+            child = os.fork()
+            if child == 0:
+                code = 1
+                with contextlib.suppress(BaseException):
+                    issues_nothing(self.file, 0, f"test_{rank}", rank, len(ranks))
+                    code = 0
+                os._exit(code)
+            children.append(child)
+        self.assertEqual([os.waitpid(child, 0)[1] for child in children], [0 for _ in ranks])
+        written = Budget.read(self.file)
+        self.assertEqual({*written.of_ranks}, {*ranks})
+        self.assertEqual(written.tests, sorted(f"test_{rank}" for rank in ranks))
+
+    def test_a_folder_that_cannot_be_locked(self):
+        unlockable = OSError(errno.ENOLCK, "No locks available")
+        with (
+            mock.patch("torch_testing_ext._collectives.records.budgets.lock", side_effect=unlockable),
+            self.assertRaisesRegex(BudgetError, "step.toml cannot be written: .*No locks available"),
+        ):
+            issues_nothing(self.file, 0, "test_a", 0)
+
+
+def issues_nothing(file, since, test, rank, world_size=2):
+    """Write the budget of a rank that issues nothing."""
+    update(file, since, test, world_size, "2.13", rank, RankFacts(RankRecord(rank, {}, {}, True, None)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tests that keep budgets in files: named for odd parameters, shared by tests, of ranks that do not come so far."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,3 +43,21 @@ def test_leaves(dist_env, traffic):
             case "dies":
                 os._exit(3)
     seen.within("budgets/leaves.toml")
+
+
+@pytest.mark.world_size(2)
+@pytest.mark.parametrize("calls", [1, 2])
+def test_differing(dist_env, traffic, calls):
+    with traffic() as seen:
+        for _ in range(calls):
+            dist.all_reduce(torch.ones(4))
+    seen.within("budgets/differing.toml")
+
+
+@pytest.mark.world_size(2)
+def test_varying(dist_env, traffic):
+    count = Path(f"count_of_{dist_env.rank}")
+    count.write_text(f"{count.read_text() if count.exists() else ''}1")
+    with traffic() as seen:
+        dist.all_reduce(torch.ones(count.stat().st_size))
+    seen.within("budgets/varying.toml")
