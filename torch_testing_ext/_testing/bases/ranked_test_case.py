@@ -5,6 +5,7 @@ import os
 import unittest
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch_testing_ext import launch
@@ -103,11 +104,12 @@ class RankedTestCase(TestCase):
 
     def traffic(self, model: Any = None) -> AbstractContextManager[Any]:
         """In a rank: record the communication of the block: `with self.traffic(model) as seen`."""
-        from torch_testing_ext._testing.bases.traffic_blocks import TrafficError, traffic
+        from torch_testing_ext._testing.bases.traffic_blocks import TrafficError, traffic_of
 
         if not self._has_own_calls:
             raise TrafficError("ranks that are threads share the calls of their process")
-        return traffic(model)
+        kind = type(self)
+        return traffic_of(f"{Path(inspect.getfile(kind)).name}::{kind.__qualname__}::{self._testMethodName}", model)
 
     def _is_rank(self) -> bool:
         return getattr(self, "rank", PARENT) != PARENT

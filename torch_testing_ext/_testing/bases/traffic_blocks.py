@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import os
 import sys
@@ -13,7 +12,7 @@ import unittest
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,9 @@ class TrafficError(RuntimeError):
 class SeenTraffic(RankFacts):
     """The communication of a block in this rank. It is complete when the block has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, test: str) -> None:
         super().__init__(RankRecord(0, {}, {}, True, None))
+        self._test = test
         self._waits: Counter[str] = Counter()
         self._overlapped: frozenset[int] = frozenset()
         self._unfinished: frozenset[int] = frozenset()
@@ -141,7 +141,7 @@ class SeenTraffic(RankFacts):
             # A larger world, of which only the growth is asked.
             return
         if IS_UPDATED.value():
-            update(file, UPDATED_SINCE.value(), _running_test(), size, version, rank, self)
+            update(file, UPDATED_SINCE.value(), self._test, size, version, rank, self)
             return
         budget = Budget.read(file)
         if SIZE.value() not in (None, budget.world_size):
@@ -205,19 +205,6 @@ def _place_in_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def _running_test() -> str:
-    """The name of the test that runs here, as far as it is known."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        test = frame.f_locals.get("self")
-        if isinstance(test, unittest.TestCase):
-            kind = type(test)
-            return f"{Path(inspect.getfile(kind)).name}::{kind.__qualname__}::{test._testMethodName}"
-        frame = frame.f_back
-    of_pytest = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    return of_pytest or Path(sys.argv[0]).name
-
-
 class _BlockRecorder(CallRecorder):
     """Records a block, also where nobody watches the groups that are made in it."""
 
@@ -275,8 +262,7 @@ class _Observer(Check):
         return call
 
 
-@contextmanager
-def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
+def traffic(model: nn.Module | None = None) -> AbstractContextManager[SeenTraffic]:
     """Record the communication of this rank in the block, as numbers after its end.
 
         with traffic(model) as seen:
@@ -285,6 +271,13 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
 
     The names of modules are those in `model`. Raises TrafficError where nothing can be recorded.
     """
+    of_pytest = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    return traffic_of(of_pytest or Path(sys.argv[0]).name, model)
+
+
+@contextmanager
+def traffic_of(test: str, model: nn.Module | None) -> Iterator[SeenTraffic]:
+    """Record the communication of this rank in the block. `test`: the name of its test in budgets."""
     why = operation_hook.can_hook()
     if why is not None:
         raise TrafficError(f"nothing can be recorded: {why}")
@@ -292,7 +285,7 @@ def traffic(model: nn.Module | None = None) -> Iterator[SeenTraffic]:
     if any(isinstance(listener, _BlockRecorder) for listener in hook.listeners):
         raise TrafficError("blocks of traffic cannot be nested: end the one before")
     was_installed = hook.is_installed
-    seen, observer, uses = SeenTraffic(), _Observer(model), BlockUses()
+    seen, observer, uses = SeenTraffic(test), _Observer(model), BlockUses()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "traffic")
         recorder = _BlockRecorder(LogWriter(path), [observer, IssuedWorks(uses)], without_data=True)
