@@ -190,25 +190,24 @@ def update(path: Path, since: int, test: str, world_size: int, torch: str, rank:
     with _turn(path):
         before = _written_since(path, since)
         if before is not None and (before.world_size != world_size or rank in before.of_ranks):
-            title, last = _in_conflict(path, before.tests, test)
+            title = _in_conflict(path, before.tests, test)
             try:
                 difference = before.why_exceeded(rank, world_size, torch, facts)
             except BudgetError as error:
-                raise BudgetError("\n".join([title, f"  {error}", last])) from None
+                raise BudgetError(f"{title}\n  {error}") from None
             if difference:
-                raise AssertionError("\n".join([title, difference, last]))
+                raise AssertionError(f"{title}\n{difference}")
         known, tests = ({}, []) if before is None else (before.of_ranks, before.tests)
         Budget(torch, world_size, {**known, rank: amounts_of(facts)}, [*tests, test]).write(path)
 
 
-def _in_conflict(path: Path, writers: Sequence[str], test: str) -> tuple[str, str]:
-    """The title and the last line of a message: in one run, a budget was written for something else."""
+def _in_conflict(path: Path, writers: Sequence[str], test: str) -> str:
+    """The title of a message: in one run, a budget was written for something else."""
     others = [writer for writer in writers if writer != test]
     if not others:
-        advice = "It must issue the same each time: name a file for each of its blocks."
-        return f"the test has issued something else before, for {path}:", advice
+        return f"{path} has other traffic, of this test before: it must issue the same each time"
     first = others[0] if len(others) == 1 else f"{others[0]} and {count(len(others) - 1, 'other test')}"
-    return f"two tests differ in {path}: name a file for each", f"Written by {first}."
+    return f"{path} has other traffic, of {first}: name a file for each"
 
 
 def _file_of(path: Path) -> Path:

@@ -171,9 +171,9 @@ class BudgetsTest(unittest.TestCase):
     def test_one_run_writes_no_two_budgets_into_a_file(self):
         Budget("2.13", 2, {0: AMOUNTS}, ["test_a", "test_b"]).write(self.file)
         for test, world_size, said in (
-            ("test_c", 2, ("two tests differ in", "Written by test_a and 1 other test.")),
-            ("test_a", 2, ("two tests differ in", "Written by test_b.")),
-            ("test_c", 4, ("two tests differ in", "one of 2 ranks, and this world has 4", "Written by test_a")),
+            ("test_c", 2, ["has other traffic, of test_a and 1 other test: name a file for each"]),
+            ("test_a", 2, ["has other traffic, of test_b: name a file for each"]),
+            ("test_c", 4, ["has other traffic, of test_a", "one of 2 ranks, and this world has 4"]),
         ):
             with self.subTest(test, world_size=world_size):
                 with self.assertRaises((AssertionError, BudgetError)) as seen:
@@ -182,7 +182,7 @@ class BudgetsTest(unittest.TestCase):
                     self.assertIn(part, str(seen.exception))
         self.assertEqual(Budget.read(self.file).of_ranks, {0: AMOUNTS})
         Budget("2.13", 2, {0: AMOUNTS}, ["test_a"]).write(self.file)
-        with self.assertRaisesRegex(BudgetError, "the test has issued something else before"):
+        with self.assertRaisesRegex(BudgetError, "has other traffic, of this test before"):
             issues_nothing(self.file, 0, "test_a", 0)
 
     def test_a_file_that_no_test_has_written_is_replaced(self):
