@@ -33,43 +33,50 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         """Make the test, whose examples run in all ranks if it runs in one."""
-
-        @functools.wraps(body)
-        def run_example(*args: Any, **arguments: Any) -> Any:
-            """Run one example. Hypothesis may pass `self` as a keyword, too, and refuses results."""
-            drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
-            bound = functools.partial(body, *args, **arguments)
-            if isinstance(Participant.current, Leader):
-                return Participant.current.run_example(bound, drawn)
-            values = {name: for_rank(value, 0) for name, value in drawn.items()}
-            return bound(**values)
-
         original: Any = hypothesis.given(*positional, **named)
-        prop: Callable[..., None] = original(run_example)
-        not_drawn = inspect.signature(prop).parameters
-
-        @functools.wraps(prop)
-        def test(*args: Any, **kwargs: Any) -> None:
-            hypothesis_internals.copy_decorations(test, prop)
-            case = args[0] if args else None
-            if _is_rank(case):
-                run_property(case, prop, functools.partial(body, *args, **kwargs))
-                return
-            if isinstance(case, RankedTestCase) and not isinstance(case, MultiProcessTestCase):
-                raise TypeError(
-                    f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
-                    f"{_base_of(case)} would each draw examples of their own"
-                )
-            rank = None if isinstance(case, RankedTestCase) else _this_rank()
-            if rank is not None:
-                run_property(rank, prop, functools.partial(body, *args, **kwargs))
-                return
-            prop(*args, **kwargs)
-
-        setattr(test, hypothesis_internals.IN_RANKS, True)
-        return test
+        return in_ranks(original(body))
 
     return decorate
+
+
+@functools.cache
+def in_ranks(prop: Any) -> Callable[..., None]:
+    """Make the test of a property, which `hypothesis.given` has made: its examples run in all ranks if it runs in one."""
+    body = prop.hypothesis.inner_test
+    not_drawn = inspect.signature(prop).parameters
+
+    @functools.wraps(body)
+    def run_example(*args: Any, **arguments: Any) -> Any:
+        """Run one example. Hypothesis may pass `self` as a keyword, too, and refuses results."""
+        drawn = {name: arguments.pop(name) for name in list(arguments) if name not in not_drawn}
+        bound = functools.partial(body, *args, **arguments)
+        if isinstance(Participant.current, Leader):
+            return Participant.current.run_example(bound, drawn)
+        values = {name: for_rank(value, 0) for name, value in drawn.items()}
+        return bound(**values)
+
+    prop.hypothesis.inner_test = run_example
+
+    @functools.wraps(prop)
+    def test(*args: Any, **kwargs: Any) -> None:
+        hypothesis_internals.copy_decorations(test, prop)
+        case = args[0] if args else None
+        if _is_rank(case):
+            run_property(case, prop, functools.partial(body, *args, **kwargs))
+            return
+        if isinstance(case, RankedTestCase) and not isinstance(case, MultiProcessTestCase):
+            raise TypeError(
+                f"@given runs in ranks of MultiProcessTestCase and its subclasses only: those of "
+                f"{_base_of(case)} would each draw examples of their own"
+            )
+        rank = None if isinstance(case, RankedTestCase) else _this_rank()
+        if rank is not None:
+            run_property(rank, prop, functools.partial(body, *args, **kwargs))
+            return
+        prop(*args, **kwargs)
+
+    setattr(test, hypothesis_internals.IN_RANKS, True)
+    return test
 
 
 @dataclass

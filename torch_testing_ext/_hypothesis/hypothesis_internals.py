@@ -2,8 +2,6 @@
 
 No other module uses any. Checked with 6.131 and 6.170; only the constants that Hypothesis collects from code are
 younger.
-
-Only the constants that Hypothesis collects from code are younger.
 """
 
 import os

@@ -29,7 +29,7 @@ from torch_testing_ext._pytest_ranks.marks import (
     PLACE,
     SHOW_COMMAND,
     RankSpec,
-    draws_for_all_ranks,
+    draw_for_all_ranks,
     plan_of_item,
     rank_side,
     scope_node,
@@ -79,7 +79,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     if why:
         raise pytest_internals.skip_at_test(why)
     size = SIZE.value()
-    if draws_for_all_ranks(item.function):
+    if draw_for_all_ranks(item):
         from torch_testing_ext._collectives.worlds.world_views import not_in_world
         from torch_testing_ext._hypothesis import hypothesis_internals
 

@@ -24,7 +24,7 @@ from torch_testing_ext._process import locks, messages
 from torch_testing_ext._pytest_ranks import pytest_internals, reports
 from torch_testing_ext._pytest_ranks.debugger_of_rank import look_at, never_ask
 from torch_testing_ext._pytest_ranks.dist_env import open_dist_env, rank_of
-from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, read_marks
+from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, draw_for_all_ranks, read_marks
 from torch_testing_ext._testing.bases import rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
@@ -163,6 +163,7 @@ def _do_as_the_parent_did(item: Any, first: Any) -> None:
     pytest_internals.begin_caplog(item, first)
     os.environ["PYTEST_CURRENT_TEST"] = f"{item.nodeid} (call)"
     read_marks(item)
+    draw_for_all_ranks(item)
     pytest_internals.read_xfail_marks(item)
     done = pytest.CallInfo.from_call(lambda: None, "setup")
     item.ihook.pytest_runtest_makereport(item=item, call=done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import sys
+import types
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -355,20 +355,23 @@ def _check_function(item: pytest.Function) -> None:
     runs_coroutines = not is_of_unittest(item) or issubclass(item.cls, unittest.IsolatedAsyncioTestCase)
     if inspect.iscoroutinefunction(function) and not runs_coroutines:
         raise BadMark("the test is `async def`, which this class does not run. Use unittest.IsolatedAsyncioTestCase")
-    if getattr(item.function, "is_hypothesis_test", False) and not draws_for_all_ranks(item.function):
-        raise BadMark(
-            "Hypothesis would draw different examples in each rank. Import `given` from "
-            "torch_testing_ext.hypothesis_utils: all ranks get its examples"
-        )
     bases = [] if item.cls is None else [base.__name__ for base in item.cls.__mro__]
     if "RankedTestCase" in bases:
         raise BadMark(f"{item.cls.__name__} already runs its tests in ranks. Remove the mark, or use a plain class")
 
 
-def draws_for_all_ranks(function: Any) -> bool:
-    """Whether the `given` of a test is ours."""
-    internals = sys.modules.get("torch_testing_ext._hypothesis.hypothesis_internals")
-    return internals is not None and hasattr(function, internals.IN_RANKS)
+def draw_for_all_ranks(item: Any) -> bool:
+    """Let all ranks of a property get the same examples, also by Hypothesis's own `given`. False: it is none."""
+    function = item.function
+    if not getattr(function, "is_hypothesis_test", False):
+        return False
+    from torch_testing_ext._hypothesis.given_in_ranks import in_ranks
+    from torch_testing_ext._hypothesis.hypothesis_internals import IN_RANKS
+
+    if not hasattr(function, IN_RANKS):
+        test = in_ranks(function)
+        item.obj = test if item.obj is function else types.MethodType(test, item.obj.__self__)
+    return True
 
 
 def rank_side(item: pytest.Function, spec: RankSpec | None = None) -> frozenset[str]:

@@ -44,8 +44,6 @@ REFUSED = {
     "coroutine": ("import unittest\nclass T(unittest.TestCase):\n    @mark(2)\n    async def test_x(self): ...",
                   "the test is `async def`, which this class does not run"),
     "generator": ("@mark(2)\nasync def test_x():\n    yield", "the test contains `yield`"),
-    "hypothesis": ("from hypothesis import given, strategies\n@mark(2)\n@given(strategies.integers())\n"
-                   "def test_x(number): ...", "Hypothesis would draw different examples in each rank"),
     "no_mark": ("def test_x(dist_env): ...", "the test uses dist_env, which exists only in ranks. Add"),
     "session": ("@pytest.fixture(scope='session')\ndef wide(dist_env): ...\n@mark(2)\ndef test_x(wide): ...",
                 "fixture 'wide' has scope 'session', but needs dist_env"),

@@ -18,7 +18,6 @@ MISTAKES = {
     "test_devices": ("devices is 'gpu'", "must be 'auto', or a number"),
     "test_backend": ("backend is 'glo'", "Did you mean: gloo?"),
     "test_too_many": ("the world size is 5000", "at most 1024"),
-    "test_other_given": ("Hypothesis would draw different examples", "from torch_testing_ext.hypothesis_utils"),
     "test_mark_misspelt": ("the test uses dist_env", "(it has the mark wrld_size: a typo?)"),
     "test_no_mark": ("the test uses dist_env", "Add @pytest.mark.world_size(2)"),
     "test_fixture_misspelt": ("fixture 'dist_evn' not found", "Did you mean: dist_env?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 import os
 import runpy
@@ -60,7 +61,7 @@ def run_script(
         run = run_script("train.py", "--steps", 2, world_size=4)
         assert "loss" in run.outputs[0]
 
-    Each rank runs `python path *args` with torchrun's variables, and those of `env`, in a fork of a new interpreter
+    Each rank runs `python path *args` (a list is as many arguments) with torchrun's variables, and those of `env`, in a fork of a new interpreter
     that has imported torch. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
     compares their collectives only at the end. `timeout` and `devices` are as in `spawn`.
     """
@@ -71,10 +72,8 @@ def run_script(
         raise ValueError(f"there is no script {script}")
     if launcher not in LAUNCHERS:
         raise ValueError(f"launcher is {launcher!r}; it must be one of {LAUNCHERS}")
-    for arg in args:
-        if isinstance(arg, (list, tuple)):
-            raise TypeError(f"the script would get the text of {arg!r} as one argument: write *{arg!r}")
-    words = [str(arg) for arg in args]
+    lists = [arg if isinstance(arg, (list, tuple)) else [arg] for arg in args]
+    words = [str(arg) for arg in itertools.chain.from_iterable(lists)]
     kind = _ScriptRanks if launcher is None else TorchrunRanks
     host = kind(script, words, env or {})
     plan = TestPlan(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, strategies
 
 mark = pytest.mark.world_size
 
@@ -26,11 +25,6 @@ def test_backend(dist_env): ...
 
 @mark(5000)  # here
 def test_too_many(dist_env): ...
-
-
-@mark(2)  # here
-@given(strategies.integers())
-def test_other_given(number): ...
 
 
 @pytest.mark.wrld_size(2)  # here

@@ -196,8 +196,6 @@ class RunScriptTest(TestCase):
             run_script(self.script, world_size=0)
         with self.assertRaisesRegex(ValueError, "launcher is 'mpirun'"):
             run_script(self.script, launcher="mpirun")
-        with self.assertRaisesRegex(TypeError, r"the text of \['--steps', '2'\] as one argument: write \*\['--steps'"):
-            run_script(self.script, ["--steps", "2"])
         with self.assertRaisesRegex(ValueError, "devices is 'cuda'; it must be 'auto', or a number of accelerators"):
             run_script(self.script, devices="cuda")
         with self.assertRaisesRegex(unittest.SkipTest, "devices"):
