@@ -145,7 +145,7 @@ patch = ["subprocess", "fork", "_exit"]
 
 
 def test_coverage(project: Stranger) -> None:
-    """Of the lines of each rank, by the settings of the page; pytest-cov's option is refused with the remedy."""
+    """Of the lines of each rank, by the settings of the page, and by pytest-cov's option."""
     project.write(
         {
             "pyproject.toml": COVERAGE,
@@ -157,7 +157,12 @@ def test_coverage(project: Stranger) -> None:
     )
     project.types("coverage run -m torch_testing_ext test_branches.py && coverage combine --quiet")
     assert re.search(r"(?m)^branches.py +4 +0 +100%$", project.types("coverage report --include=branches.py"))
-    assert "use --coverage of torchtest" in project.types("torchtest --cov=branches", code=4)
+    # As pytest-cov has it.
+    run = project.types("torchtest --cov=branches")
+    assert run.splitlines()[-1] == "coverage: 100 % of the lines, in htmlcov/index.html"
+    assert "CoverageWarning" not in run and "left out" not in run
+    assert re.search(r"(?m)^branches.py +4 +0 +100%$", project.types("coverage report"))
+    assert "and then coverage report" in project.types("torchtest --cov-report=term", code=4)
 
 
 def test_options_of_pytest(project: Stranger) -> None:

@@ -41,7 +41,7 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
 
 @functools.cache
 def in_ranks(prop: Any) -> Callable[..., None]:
-    """Make the test of a property, which `hypothesis.given` has made: its examples run in all ranks if it runs in one."""
+    """Make the test of a property by `hypothesis.given`: its examples run in all ranks if it runs in one."""
     body = prop.hypothesis.inner_test
     not_drawn = inspect.signature(prop).parameters
 

@@ -174,6 +174,6 @@ def _execute(configured: ConfiguredOptions, root: Path) -> int:
     if options.coverage and options.action is Action.RUN:
         from .coverage_of_run import measured
 
-        with measured():
+        with measured(options.coverage):
             return run_session.run(options, root)
     return run_session.run(options, root)

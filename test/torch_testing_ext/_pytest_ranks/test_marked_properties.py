@@ -23,7 +23,9 @@ class MarkedPropertiesTest(PytestCase):
         # The smallest example, and the line of the test.
         self.assertIn("test_fails(n=17) fails on rank 1 of 2: AssertionError", run.messages["test_fails"])
         self.assertRegex(run.messages["test_fails"], r"(?m)^  rank 1  failed  test_x\.py:\d+ in test_fails$")
-        self.assertIn("test_own_given_fails(n=17) fails on rank 1 of 2: AssertionError", run.messages["test_own_given_fails"])
+        self.assertIn(
+            "test_own_given_fails(n=17) fails on rank 1 of 2: AssertionError", run.messages["test_own_given_fails"]
+        )
         self.assertIn("in_ranks(n=50) fails on ranks 0, 1 of 2: AssertionError", run.messages["test_spawned"])
 
     def test_no_example_in_a_world_whose_ranks_do_not_talk(self) -> None:

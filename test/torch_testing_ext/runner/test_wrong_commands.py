@@ -25,7 +25,7 @@ COMMANDS = {
     "-p no:randomly": ("-p", "an option of pytest", "torchtest -- -p no:randomly"),
     "--color yes": ("--color", "an option of pytest", "torchtest -- --color yes"),
     "--setup-show": ("--setup-show", "an option of pytest", "torchtest -- --setup-show"),
-    "--cov=src": ("--cov", "an option of pytest", "use --coverage of torchtest"),
+    "--cov-report=term": ("--cov-report", "an option of pytest", "and then coverage report"),
     "--basetemp x": ("--basetemp", "an option of pytest", "TMPDIR"),
     "--stepwise": ("--stepwise", "an option of pytest", "use -x and --lf of torchtest"),
     "--junit x.xml": ("--junit", "an option of pytest", "use --junitxml of torchtest"),
@@ -33,7 +33,7 @@ COMMANDS = {
     "--forked": ("--forked", "an option of pytest", "each test has processes of its own"),
     "--fixtures": ("--fixtures", "an option of pytest", "it runs no test: use pytest"),
     "-- -n 4": ("-n", "", "use -j N of torchtest"),
-    "-- --cov=src": ("--cov=src", "", "use --coverage of torchtest"),
+    "-- --cov=src": ("--cov=src", "", "use --cov of torchtest"),
     "-- --markers": ("--markers", "it runs no test", "use pytest"),
     "-- test_a.py": ("test_a.py", "only options of pytest follow", "write names of tests before --"),
     # Options of plugins that are not here.

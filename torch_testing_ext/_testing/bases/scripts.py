@@ -61,8 +61,8 @@ def run_script(
         run = run_script("train.py", "--steps", 2, world_size=4)
         assert "loss" in run.outputs[0]
 
-    Each rank runs `python path *args` (a list is as many arguments) with torchrun's variables, and those of `env`, in a fork of a new interpreter
-    that has imported torch. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
+    Each rank runs `python path *args` with torchrun's variables, and those of `env`, in a fork of a new interpreter
+    that has imported torch. Arguments may be in a list. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
     compares their collectives only at the end. `timeout` and `devices` are as in `spawn`.
     """
     size = checked_world_size(world_size, "world_size")

@@ -56,6 +56,8 @@ _cluster = OptionGroup("cluster")
 _execution = OptionGroup("execution")
 _output = OptionGroup("output", in_command=False)
 _other = OptionGroup("other", in_command=False)
+# For coverage.py's settings to choose from.
+ALL_SOURCES = "*"
 T = TypeVar("T")
 
 
@@ -535,12 +537,15 @@ class RunOptions(AskedOptions):
             configurable=False,
         ),
     )
-    coverage: bool = field(
-        default=False,
+    coverage: str | None = field(
+        default=None,
         metadata=_other(
-            read_boolean,
-            "measure the coverage of all processes, by coverage.py",
-            level=Level.HELP_ALL,
+            str,
+            "measure the coverage of all processes, or only of a package or folder",
+            "SOURCE",
+            Level.HELP_ALL,
+            alone=ALL_SOURCES,
+            also=("--cov",),
             configurable=False,
         ),
     )

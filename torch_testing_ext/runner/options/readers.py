@@ -77,7 +77,7 @@ _NOT_FOR_PYTEST = {
     **dict.fromkeys(("--simulate", "--sanitize", "--fake-accelerators"), "use that of torchtest"),
     "--forked": "each test has processes of its own",
     "--rank-timeout": "use --timeout of torchtest",
-    "--cov": "use --coverage of torchtest, or pytest --cov",
+    "--cov": "use --cov of torchtest, and then coverage report, coverage xml or coverage json",
     "--basetemp": "each test has a folder of its own, in TMPDIR",
 }
 

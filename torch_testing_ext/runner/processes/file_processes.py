@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torch_testing_ext._process import file_reads, system
 from torch_testing_ext._process.channels import Channel, socket_pair
 from torch_testing_ext._process.logs import tail
+from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.load_as import FILES, FilesFound, LoadAs
 from torch_testing_ext.runner.model import Attempt, Test, TestEnd, TestId, Unit
@@ -64,7 +65,9 @@ class FileProcesses(PreloadedServerClient):
 
     def count_devices(self) -> DevicesCounted:
         """Ask torch about the accelerators. Raises CannotRun if that cannot be found out."""
-        answer, how = self._ask(DevicesCounted, CountDevices, COUNT_TIMEOUT)
+        # Killed after its answer, a process that is measured would not save all of its data.
+        is_measured = current_coverage() is not None
+        answer, how = self._ask(DevicesCounted, CountDevices, COUNT_TIMEOUT, until_end=is_measured)
         if answer is None and how is None:
             raise CannotRun(f"the driver of the accelerators has not answered within {COUNT_TIMEOUT:.0f} s")
         if answer is None:

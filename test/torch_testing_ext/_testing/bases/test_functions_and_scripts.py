@@ -168,7 +168,7 @@ class RunScriptTest(TestCase):
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            run, text = printed(run_script, self.script, "--steps", 3, world_size=2, env={"ADDED": "yes"})
+            run, text = printed(run_script, self.script, ["--steps"], 3, world_size=2, env={"ADDED": "yes"})
         finally:
             torch.set_default_dtype(default)
         self.assertEqual(run.outputs, ("sum 21 --steps 3 yes\nat exit\n",) * 2)

@@ -142,8 +142,11 @@ class CommandLineTest(OptionsCase):
             (("-rA",), r"-rA is an option of pytest: write it after --, as in torchtest -- -rA"),
             (("-p", "x"), r"-p is an option of pytest: write it after --, as in torchtest -- -p"),
             (("-n4",), "-n4 is an option of pytest: use -j N of torchtest"),
-            (("--cov=mine",), "--cov is an option of pytest: use --coverage of torchtest, or"),
-            (("--", "--cov-report=html"), "--cov-report=html: use --coverage of torchtest"),
+            (
+                ("--cov-report=xml",),
+                "--cov-report is an option of pytest: use --cov of torchtest, and then coverage report",
+            ),
+            (("--", "--cov=mine"), "--cov=mine: use --cov of torchtest"),
             (("--", "-n", "4"), "-n: use -j N of torchtest"),
             (("-m",), r"-m needs a value: an expression of marks, such as -m 'not slow'"),
             (("--shake", "20"), "--shake is not an option. Use --repeat N --delays "),

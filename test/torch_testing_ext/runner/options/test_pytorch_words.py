@@ -67,7 +67,7 @@ class PytorchWordsTest(FolderCase):
         options = self.options(
             *["--exclude-jit-executor", "--shard", "1", "2", "--reruns=2", "-c", "--showlocals", "-k", "sum"]
         )
-        self.assertEqual((options.retries, options.coverage, options.showlocals), (2, True, True))
+        self.assertEqual((options.retries, options.coverage, options.showlocals), (2, "*", True))
         self.assertEqual(self.options("--shard=1/2", "a").names, ("a",))
         self.assertEqual(self.options("--shard", "1/2", "a", "-pt").loader, Loader.PYTEST)
         self.assertEqual(self.options("a", "--", "--shard", "1", "2").pytest, "--shard 1 2")
