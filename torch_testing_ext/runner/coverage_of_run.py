@@ -52,7 +52,7 @@ def measured(source: str) -> Iterator[None]:
         # The file of each process has a name of its own.
         measuring.set_option("run:parallel", True)
         # This process runs nothing of the project.
-        quiet = [*measuring.config.disable_warnings, "no-data-collected"]
+        quiet = [*measuring.config.disable_warnings, "no-data-collected", "module-not-imported"]
         measuring.set_option("run:disable_warnings", quiet)
         measuring.start()
         try:

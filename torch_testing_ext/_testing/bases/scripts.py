@@ -62,8 +62,8 @@ def run_script(
         assert "loss" in run.outputs[0]
 
     Each rank runs `python path *args` with torchrun's variables, and those of `env`, in a fork of a new interpreter
-    that has imported torch. Arguments may be in a list. `launcher="torchrun"` starts the ranks with torchrun itself, which takes seconds, and
-    compares their collectives only at the end. `timeout` and `devices` are as in `spawn`.
+    that has imported torch. Arguments may be a list. `launcher="torchrun"` starts the ranks with torchrun itself,
+    which takes seconds, and compares their collectives only at the end. `timeout` and `devices` are as in `spawn`.
     """
     size = checked_world_size(world_size, "world_size")
     launched_ranks.refuse("run_script")
