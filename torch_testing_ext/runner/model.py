@@ -156,6 +156,7 @@ class TestEnd:
     leftovers: tuple[str, ...] = ()  # processes that outlived the test and were terminated
     worlds: tuple[WorldView, ...] = ()  # the whole worlds that it has run in, or has checked itself
     sweep: SweepReport | None = None  # what its faults did
+    raised_warnings: tuple[str, ...] = ()  # Python's, each once
 
     @property
     def said(self) -> str:

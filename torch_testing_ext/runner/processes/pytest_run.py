@@ -217,9 +217,13 @@ class _Loop:
             self.reports.failed_so_far(self._number, outcome, failure)
 
     def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
-        """Show that a thread died, and keep its traceback in the log of the test."""
-        if issubclass(warning_message.category, pytest.PytestUnhandledThreadExceptionWarning):
-            text = str(warning_message.message)
+        """Note a warning for the summary. Show that a thread died, and keep its traceback in the log of the test."""
+        category = warning_message.category
+        text = str(warning_message.message)
+        if not issubclass(category, pytest.PytestUnhandledThreadExceptionWarning):
+            place = f"{warning_message.filename}:{warning_message.lineno}"
+            self.reports.note_warning(place, category.__name__, text)
+        else:
             warn_user(f"{nodeid}: {text.splitlines()[0]}")
             # A test may have closed or replaced stderr.
             with suppress(Exception):

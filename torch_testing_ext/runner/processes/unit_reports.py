@@ -29,6 +29,9 @@ from .worker_messages import Began, Ended, FailedSoFar, FixtureBegan, FixtureEnd
 LONGEST_SENT_MESSAGE = 4_000_000
 # Whole worlds of one test.
 _MOST_WORLDS = 4
+# Warnings of one test, and the characters of each.
+_MOST_WARNINGS = 20
+_LONGEST_WARNING = 200
 
 Send = Callable[[FromWorker], None]
 
@@ -44,6 +47,8 @@ class UnitReports:
     send: Send
     _ranks_seen: set[str] = field(default_factory=set)
     _port_in_use: bool = False
+    # In their order, each once.
+    _raised_warnings: dict[str, None] = field(default_factory=dict)
     # The log, open: a test may remove it.
     _log: int = field(init=False)
     _logged: int = 0
@@ -55,7 +60,14 @@ class UnitReports:
         device_memory.forget_memory()
         world_views.noted.take()
         self._port_in_use = False
+        self._raised_warnings.clear()
         self.send(Began(number, monotonic(), self._length_of_log()))
+
+    def note_warning(self, place: str, category: str, text: str) -> None:
+        """Note a warning of the test that is running, by its first line."""
+        if len(self._raised_warnings) < _MOST_WARNINGS:
+            first = text.strip().partition("\n")[0][:_LONGEST_WARNING]
+            self._raised_warnings[f"{place.removeprefix(f'{self.unit.root}/')}: {category}: {first}"] = None
 
     def note_cause(self, cause: Cause) -> None:
         """Note the cause of a failure of the test or fixture that is running."""
@@ -81,6 +93,7 @@ class UnitReports:
             notes.left_running,
             world_views.noted.take()[:_MOST_WORLDS],
             _sweep_of(notes.sweeps, outcome),
+            tuple(self._raised_warnings),
         )
         self.send(Ended(number, monotonic(), end, self._length_of_log(), self._new_rank_directories()))
 

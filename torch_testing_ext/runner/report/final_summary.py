@@ -21,6 +21,8 @@ from .console_style import STYLE_OF, STYLE_OF_VERDICT, Style, Styler
 # With more names, the command would be too long to read.
 MOST_NAMES_IN_SUMMARY = 8
 MOST_UNFINISHED = 10
+# Fewer than a screen has lines: each has two.
+MOST_WARNINGS = 10
 # A text with its style.
 _Cell = tuple[Style, str]
 
@@ -61,6 +63,7 @@ class FinalSummary:
             self._not_swept(),
             self._not_reached(),
             self._unfinished(),
+            self._warnings_of_tests(),
             self._warnings(),
             self._error(),
             self._rerun_command(),
@@ -247,6 +250,18 @@ class FinalSummary:
             return []
         heading = self.styler(Style.RED, "internal error of the runner:")
         return [heading, wording.printable(self.summary.error).rstrip()]
+
+    def _warnings_of_tests(self) -> list[str]:
+        """Each different warning of Python's once, with the tests that raised it."""
+        raised = ((text, self._name(test)) for test in self.summary.finished for text in test.last.end.raised_warnings)
+        tests_of = grouped(raised)
+        rows = []
+        for text, names in [*tests_of.items()][:MOST_WARNINGS]:
+            more = f" and {count(len(names) - 1, 'more test')}" if len(names) > 1 else ""
+            rows.append((str(len(names)), f"{wording.printable(text)}\n{names[0]}{more}"))
+        if len(tests_of) > MOST_WARNINGS:
+            rows.append(("", f"and {count(len(tests_of) - MOST_WARNINGS, 'other warning')}"))
+        return _table("warnings of tests:", rows)
 
     def _warnings(self) -> list[str]:
         unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))

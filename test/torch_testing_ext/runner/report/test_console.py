@@ -304,6 +304,21 @@ class FinalSummaryTest(unittest.TestCase):
         self.assertIn("1 != 2", section(report, "flaky:")[1])
         self.assertIn("::test_leaked", section(report, "left processes running (now terminated):")[0])
 
+    def test_each_warning_of_tests_is_named_once_on_a_screen(self):
+        def warns(name, *raised):
+            test = attempt(name)
+            return FinishedTest((replace(test, end=replace(test.end, raised_warnings=raised)),))
+
+        report = printed(
+            run_events([warns("test_a", "x.py:1: W: old", "x.py:2: W: odd"), warns("test_b", "x.py:1: W: old")])
+        )
+        name = "test/distributed/test_example.py::ExampleTest::test_a"
+        shown = ["2  x.py:1: W: old", f"{name} and 1 more test", "1  x.py:2: W: odd", name]
+        self.assertEqual(section(report, "warnings of tests:"), shown)
+        report = printed(run_events([warns("test_a", *(f"x.py:{line}: W: old" for line in range(14)))]))
+        self.assertEqual(len(section(report, "warnings of tests:")), 21)
+        self.assertEqual(section(report, "warnings of tests:")[-1], "and 4 other warnings")
+
     def test_memory_that_is_left(self):
         report = printed(run_events([finished_test("test_m", TestOutcome.LEAKED, lease=Lease(("0", "1")))]))
         (line,) = section(report, "left memory of a device in use:")
