@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch_testing_ext._process.declarations import Level as Level, Option
 from torch_testing_ext._process.setting_readers import read_boolean
@@ -57,17 +57,23 @@ class OptionSpec:
 
 
 _SPEC = "spec"
+T = TypeVar("T")
 
 
 class OptionGroup:
-    """A group of options in --help. Called, it makes the metadata of a field that is an option."""
+    """A group of options in --help. Called, it makes the field of an option."""
 
     def __init__(self, title: str, in_command: bool = True):
         """`in_command`: of options that do not say otherwise."""
         self._title = title
         self._in_command = in_command
 
-    def __call__(
+    def __call__(self, default: T, *spec: Any, **more: Any) -> T:
+        """A field with this default. For the other arguments, see `metadata`."""
+        made: T = field(default=default, metadata=self.metadata(*spec, **more))
+        return made
+
+    def metadata(
         self, read: Callable[[str], Any], help: str = "", metavar: str = "", level: Level = Level.HELP, **more: Any
     ) -> dict[str, OptionSpec]:
         return {_SPEC: OptionSpec(self._title, read, help, metavar, level, **{"in_command": self._in_command, **more})}
