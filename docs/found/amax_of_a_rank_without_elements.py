@@ -5,7 +5,7 @@ specified", while the others wait for it in the all-reduce. The same goes for am
 argmin, the norm of order inf, and cov with weights. Pooling fails likewise in a rank without channels:
 adaptive_max_pool1d, 2d and 3d and, on torch 2.15.0, avg_pool3d and its kin. aminmax also does where torch shards it.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0, on CPU. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11 to 2.15, on CPU. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what the last rank got, and exits with 1 if that was an error.
 """

@@ -1,6 +1,6 @@
 """DTensor: if columns are sharded, argmax over all elements does not return the first of several maxima.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0. It returns the maximum of the lowest rank, while torch.argmax promises the
+Seen on torch 2.12 to 2.15. It returns the maximum of the lowest rank, while torch.argmax promises the
 first one. Torch 2.11.0 raises an error in gloo instead. Found by
 test/distributed/properties/test_dtensor_ops_properties.py. Near: pytorch/pytorch#173936, which was closed.
 

@@ -4,7 +4,7 @@ If an object lacks an attribute, Dynamo traces the `__getattr__` of its class, o
 read, but installs no guard that the attribute is missing. So all later calls go the same way. `hasattr`, and `getattr`
 with a default, are guarded; that helps if the class has no `__getattr__` that answers.
 
-Seen on torch 2.11.0, 2.12.0, 2.13.0, 2.14.0 and 2.15.0. patches/0015-dynamo-guard-missing-attribute.torch-2.15.patch
+Seen on torch 2.11 to 2.15. patches/0015-dynamo-guard-missing-attribute.torch-2.15.patch
 and the same for 2.15 correct it. Near: pytorch/pytorch#197859, which is open, and pytorch/pytorch#111522. Run this
 file: it prints what each of two objects returns after its attribute was set, and exits with 1 if one is wrong.
 """

@@ -1,6 +1,6 @@
 """DTensor: a convolution with sharded weights, or with an input sharded along its channels, is wrong or fails.
 
-Seen on torch 2.13.0 and 2.15.0; 2.11.0 refuses this convolution. Each rank convolves with its own output channels,
+Seen on torch 2.12 to 2.15; 2.11.0 refuses this convolution. Each rank convolves with its own output channels,
 but the result claims to be replicated: no rank has all channels, and none says so. The sharding rule asks for
 replicated weights; the handler of convolutions does not redistribute them. Found by
 test/distributed/properties/test_dtensor_opinfo_properties.py. Known as pytorch/pytorch#186129, which is open;

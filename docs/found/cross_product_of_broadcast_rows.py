@@ -1,8 +1,8 @@
 """DTensor: a cross product that broadcasts one row over several splits that row over the ranks, too.
 
-Seen on torch 2.14.0 and 2.15.0; 2.13.0 is right, and 2.11.0 has no rule for cross products: it refuses. The dim of size
-1 is sharded like that of the other tensor. So one rank has the row, the others have none, and their part of the result
-is empty or raises. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.14 and 2.15; 2.12 and 2.13 are right, and 2.11 refuses: it has no rule for cross products. The dim of
+size 1 is sharded like that of the other tensor. So one rank has the row, the others have none, and their part of the
+result is empty or raises. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.
 """

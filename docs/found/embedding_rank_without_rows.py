@@ -1,6 +1,6 @@
 """DTensor: a lookup in an embedding sharded by rows fails in a rank that holds no row, and the others wait for it.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0, on CPU. With four rows over three ranks the last rank has none, and its lookup
+Seen on torch 2.11 to 2.15, on CPU. With four rows over three ranks the last rank has none, and its lookup
 raises "index_select(): self indexing axis dim should be positive", while the others wait for it in the all-reduce. With
 fewer rows than ranks, DTensor takes another path, which works. Found by
 test/distributed/properties/test_tp_properties.py, with five rows over four ranks.

@@ -4,7 +4,7 @@ There is no rule for the CPU's kernel, so DTensor traces its decomposition once 
 arguments. Several operations inside have decompositions of their own, and are traced for every choice again. One
 attention calls more than 100,000 functions of torch.distributed.tensor; a matrix product, which has a rule, some 1,400.
 
-Seen on torch 2.13.0 and 2.15.0, where a call took 12 seconds of an idle core and two minutes of a busy one; 2.11.0
+Seen on torch 2.12 to 2.15, where a call took 12 seconds of an idle core and two minutes of a busy one; 2.11.0
 refuses it at once. Near: pytorch/pytorch#173988, pytorch/pytorch#182739. Found by
 test/distributed/properties/test_dtensor_opinfo_properties.py.
 

@@ -4,7 +4,7 @@
 The same goes for functions that fill a new tensor like a given one: so cosine_embedding_loss is wrong if features are
 sharded. Of other in-place functions, torch refuses those that would have to change the placement.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Near:
+Seen on torch 2.11 to 2.15. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Near:
 pytorch/pytorch#163193.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.

@@ -6,7 +6,7 @@ a shape that does not fit them: "shape '[2, 3]' is invalid for input of size 9".
 fit, goes on, and waits for the others in the next collective. The same goes for reshape, view, and what uses them, such
 as linear_cross_entropy.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11 to 2.15. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what rank 0 got, and exits with 1 if its part did not fit.
 """

@@ -3,7 +3,7 @@
 The work of a receive waits for its buffer in each wait(), and the buffer tells of one arrival once. The work of a
 collective remembers that it has ended.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0. Found by test/distributed/properties/test_c10d_properties.py, which shrank it
+Seen on torch 2.11 to 2.15. Found by test/distributed/properties/test_c10d_properties.py, which shrank it
 to the program [send_recv(1)]. Run this file: it prints what each wait did, and exits with 1 if the second one did not
 end.
 """

@@ -4,7 +4,7 @@ A loss that was computed on shards is often a partial sum, and `loss.item()` is 
 another number, and none is the loss. `float(loss)` does the same. The operator behind it, `_local_scalar_dense`, reads
 the local part, whatever the placement is.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Known
+Seen on torch 2.11 to 2.15. Found by test/distributed/properties/test_dtensor_opinfo_properties.py. Known
 as pytorch/pytorch#166638, which is open.
 
 Run this file: it prints what torch returns and what is right, and exits with 1 if they differ.

@@ -4,7 +4,7 @@ The operator behind it, `_local_scalar_dense`, reads the local part, of which su
 the element gets it. So a loss that is a shard ends the training in all ranks but one, and the last one waits for the
 others in its next collective.
 
-Seen on torch 2.13.0 and 2.15.0. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
+Seen on torch 2.11 to 2.15. Found by test/distributed/properties/test_dtensor_opinfo_properties.py.
 
 Run this file: it prints what torch does and what is right, and exits with 1 if they differ.
 """

@@ -3,7 +3,7 @@
 Only the members of such a group call new_group. Groups without this option are numbered, and that number counts groups
 of both kinds. So the members are one ahead of the other ranks, and the next group of all has another name in them.
 
-Seen on torch 2.14.0 and 2.15.0; 2.11.0 and 2.13.0 number only groups without the option. Found while
+Seen on torch 2.14 and 2.15; 2.11 to 2.13 number only groups without the option. Found while
 test/distributed/properties/test_functional_collectives_properties.py was written, which leaves the option out. Known
 as pytorch/pytorch#173608, which is open.
 

@@ -1,6 +1,6 @@
 """DTensor: the mean squared error is wrong if the shards are uneven.
 
-Seen on torch 2.13.0, 2.14.1 and 2.15.0. It is the mean of the ranks' means, in which an element of a short shard has
+Seen on torch 2.11 to 2.15. It is the mean of the ranks' means, in which an element of a short shard has
 more weight. The same goes for huber_loss, smooth_l1_loss, binary_cross_entropy (also with logits) and
 soft_margin_loss. Found by test/distributed/properties/test_dtensor_ops_properties.py. Near: pytorch/pytorch#162692,
 pytorch/pytorch#163241, pytorch/pytorch#185167.

@@ -1,6 +1,6 @@
 """functional collectives: permute_tensor refuses the name of a group, which all others accept.
 
-Seen on torch 2.13.0 and 2.15.0. The types of a group, RANK_TYPES, include its name. permute_tensor asks `_expand_group`
+Seen on torch 2.11 to 2.15. The types of a group, RANK_TYPES, include its name. permute_tensor asks `_expand_group`
 for the ranks of the group, and that knows all of these types but the name: "Invalid type for group, must be one of
 List, Processgroup, DeviceMesh or (DeviceMesh, int)." patches/0017-functional-permute-by-group-name.patch mends it.
 Found by test/distributed/properties/test_functional_collectives_properties.py.

@@ -3,7 +3,7 @@
 From a stage to an adjacent one in the same rank, schedules pass gradients on also if there are none. Only
 ScheduleZBVZeroBubble and ScheduleDualPipeV put adjacent stages into one rank of several.
 
-Seen on torch 2.13.0 and 2.15.0 (on 2.11.0, these schedules do not run over gloo at all). Found by
+Seen on torch 2.12 to 2.15 (on 2.11, these schedules do not run over gloo at all). Found by
 test/distributed/properties/test_schedule_properties.py. Run this file: it prints what the schedule did in the rank of
 the two middle stages, and exits with 1 if it failed.
 """

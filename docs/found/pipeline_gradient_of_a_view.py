@@ -3,7 +3,7 @@
 The gradient that `torch.cat` returns for each of its inputs is such a view. The stage that receives it allocates its
 buffer with the strides of the view, which gloo refuses ("input tensor has to be contiguous").
 
-Seen on torch 2.12.0, 2.13.0 and 2.15.0; 2.11.0 is right. Found by
+Seen on torch 2.12 to 2.15; 2.11 is right. Found by
 test/distributed/properties/test_schedule_properties.py. Run this file: it prints the gradient of the
 first of two stages, and exits with 1 if there is none.
 """

@@ -4,7 +4,7 @@ These schedules compute the gradients of inputs first, and those of weights late
 no input of a stage requires a gradient, `get_param_groups` (torch/distributed/pipelining/_backward.py) returns no
 group, and all weights of the stage are left out. So a model whose first stages are frozen does not train.
 
-Seen on torch 2.13.0 and 2.15.0; 2.11.0 is right, and 2.12.0 raises an error for any frozen stage. Found by
+Seen on torch 2.13 to 2.15; 2.11 is right, and 2.12 raises an error for any frozen stage. Found by
 test/distributed/properties/test_schedule_properties.py. Run this file: it prints the gradient of each of two stages,
 and exits with 1 if a schedule computes another one or none.
 """

@@ -5,7 +5,7 @@ nodes at which its weights join the inputs. If a weight joins them at several no
 the nodes of other groups in between and frees their tensors, so that the other groups fail ("Trying to backward through
 the graph a second time"). If such a weight connects two groups, the weights of the first are in both of them.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. patches/0011-pipelining-split-backward-of-shared-weights.patch corrects it.
+Seen on torch 2.11 to 2.15. patches/0011-pipelining-split-backward-of-shared-weights.patch corrects it.
 Near: pytorch/pytorch#180952. Run this file: it prints the gradients of the second of two stages, and exits with 1 if
 one is wrong or if there are none.
 """

@@ -4,7 +4,7 @@ A rank that has joined shadows the others by calling the optimizer's step(), whi
 joined: one all_reduce more than the others issue. It is only told for the first object of Join, so that the optimizer
 after a DistributedDataParallel works, which torch's own tests have.
 
-Seen on torch 2.11.0, 2.13.0 and 2.15.0. Found when the sanitizer's tests of sound programs put it into Join alone.
+Seen on torch 2.11 to 2.15. Found when the sanitizer's tests of sound programs put it into Join alone.
 Near: pytorch/pytorch#54318.
 
 Run this file: it prints what became of both ranks, and exits with 1 if they timed out.

@@ -5,7 +5,7 @@ randn_like, randint_like, normal_, uniform_, exponential_ and rrelu are missing 
 values, and all later random values differ from eager's, because the generator advances once. With inductor, which
 replaces most of these before that pass, normal_, uniform_, torch.normal and rrelu are merged.
 
-Seen on torch 2.11.0, 2.12.0 and 2.13.0; 2.14.0 and 2.15.0 are right.
+Seen on torch 2.11 to 2.13; 2.14 and 2.15 are right.
 patches/old/0013-aotautograd-cse-random-operations.torch-2.13.patch corrects it. Known as pytorch/pytorch#172206.
 Run this file: it prints the difference of two draws, and exits with 1 if there is none.
 """

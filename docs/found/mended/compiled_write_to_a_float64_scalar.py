@@ -5,7 +5,7 @@ after a write. AOTAutograd then asks Dynamo to trace again without that float, a
 the symbol and has no user but `item()`: also the write, which returns the tensor that it wrote to. For the same reason,
 `item()` after a write returns the value before it, if `torch._dynamo.config.capture_scalar_outputs` is set.
 
-Seen on torch 2.11.0, 2.12.0 and 2.13.0 with aot_eager and inductor; 2.14.0 and 2.15.0 are right.
+Seen on torch 2.11 to 2.13 with aot_eager and inductor; 2.14 and 2.15 are right.
 patches/old/0014-faketensor-item-after-a-write.torch-2.13.patch corrects it. Run this file: it prints the value after a
 write, and exits with 1 if it is wrong.
 """

@@ -1,6 +1,6 @@
 """DTensor: cumsum and cumprod along a sharded dim are wrong if the dim is counted from the end.
 
-Seen on torch 2.13.0; 2.14.1 and 2.15.0 are right. Each rank sums its own part, and no rank adds the preceding parts,
+Seen on torch 2.11 to 2.13; 2.14 and 2.15 are right. Each rank sums its own part, and no rank adds the preceding parts,
 because torch does not recognise -1 as the sharded dim. It does recognise the dim as a positive number. Found by
 test/distributed/properties/test_dtensor_ops_properties.py.
 

@@ -4,7 +4,7 @@ With five rows over four ranks, two to a rank, the last rank has none. torch.fft
 configuration parameters" for a tensor without elements. The other ranks have their answer, and wait in the next
 collective. The same goes for all 18 transforms of torch.fft.
 
-Seen on torch 2.12.0 and 2.13.0, on CPU; torch 2.11.0 and 2.15.0 are right. Found by
+Seen on torch 2.12 to 2.14, on CPU; 2.15 is right, and 2.11 has no rule for transforms: it refuses. Found by
 test/distributed/properties/test_dtensor_opinfo_properties.py. Its cause is pytorch/pytorch#174984.
 
 Run this file: it prints what the last rank got, and exits with 1 if that was an error.

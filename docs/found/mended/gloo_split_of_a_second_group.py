@@ -4,9 +4,9 @@ gloo numbers the groups of a process in C++. Only of the first one does the back
 the members are all ranks; of a later default group, `split_group` reads from an empty list. A process that is forked
 from one that has made a group goes on counting, so its very first group is affected, too.
 
-Seen on torch 2.13.0, not on 2.14 and 2.15; pytorch/pytorch#191949 describes the cause, near pytorch/pytorch#192106.
-Found by running PyTorch's test_dist2.py in ranks that were forked from a process that had made a group, which ours no
-longer are.
+Seen on torch 2.11 to 2.13, not on 2.14 and 2.15. pytorch/pytorch#191949 describes the cause, near
+pytorch/pytorch#192106. Found by running PyTorch's test_dist2.py in ranks that were forked from a process that had made
+a group, which ours no longer are.
 
 Run this file: it prints how the process ended, and exits with 1 if it crashed.
 """

@@ -43,7 +43,7 @@ RANDOM = [
     "new_empty",
 ]
 AMBIGUOUS = ["eig", "geqrf", "linalg.eig", "linalg.qr", "linalg.svd", "ormqr", "qr", "svd"]
-# From torch 2.13 on, one call takes ten seconds and more (docs/found/endless_search_for_attention.py).
+# From torch 2.12 on, one call takes ten seconds and more (docs/found/endless_search_for_attention.py).
 ENDLESS = (
     "nn.functional.scaled_dot_product_attention",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",

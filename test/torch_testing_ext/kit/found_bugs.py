@@ -12,12 +12,13 @@ import torch
 
 # For the tables of its suites. This folder is known by links, too, from which `..` would lead elsewhere.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "distributed" / "properties"))
-from known_versions import ALL as ALL, repaired as repaired
+from known_versions import ALL as ALL, FIRST_UNKNOWN, repaired as repaired
 
 # The first version of torch that is right; None if no version is.
 FIXED_IN = {
     "amax_of_a_rank_without_elements": None,
     "argmax_of_columns": None,
+    "causal_attention_of_sharded_heads": None,
     "compiled_random_values_twice": (2, 14),
     "compiled_read_of_a_missing_attribute": None,
     "compiled_write_to_a_float64_scalar": (2, 14),
@@ -45,7 +46,7 @@ FIXED_IN = {
 # The first version that is wrong, where an earlier one, which we support, is right.
 WRONG_SINCE = {
     "cross_product_of_broadcast_rows": (2, 14),
-    "endless_search_for_attention": (2, 13),
+    "endless_search_for_attention": (2, 12),
     "fft_of_a_rank_without_rows": (2, 12),
     "local_synchronization_and_group_names": (2, 14),
     "pipeline_gradient_of_a_view": (2, 12),
@@ -54,6 +55,7 @@ WRONG_SINCE = {
 # Before this version, the file ends with an error of torch.
 RAISED_BEFORE = {
     "argmax_of_columns": (2, 12),
+    "causal_attention_of_sharded_heads": (2, 12),
     "convolution_of_sharded_weights": (2, 12),
     "fft_of_a_rank_without_rows": (2, 12),
     "pipeline_eval_of_v_schedules": (2, 12),
@@ -87,12 +89,15 @@ def table(names):
 
 
 def _open_in(name):
-    """The versions that are wrong, of those that this package supports."""
-    since, fixed = WRONG_SINCE.get(name), FIXED_IN[name]
-    first = ".".join(map(str, since or (2, 11)))
-    if fixed is None:
-        return "all" if since is None else f"{first} and later"
-    last = f"2.{fixed[1] - 1}"
+    """The versions that are wrong, of those that we have looked at, and those that raise an error of their own."""
+    known = [(2, minor) for minor in range(11, FIRST_UNKNOWN[1])]
+    wrong = [each for each in known if WRONG_SINCE.get(name, known[0]) <= each < (FIXED_IN[name] or FIRST_UNKNOWN)]
+    raising = [each for each in wrong if each < RAISED_BEFORE.get(name, known[0])]
+    return _range(wrong[len(raising) :]) + (f" ({_range(raising)} raises)" if raising else "")
+
+
+def _range(versions):
+    first, last = (".".join(map(str, each)) for each in (versions[0], versions[-1]))
     return first if first == last else f"{first} to {last}"
 
 

@@ -141,7 +141,8 @@ def _logging() -> Facts:
         logger = logging.getLogger(name)
         if name.partition(".")[0].partition("-")[0] in ("", "torch", "c10d"):
             handlers = [_place(type(handler)) for handler in logger.handlers]
-            yield f"logger {name or 'root'}", f"{logger.level} {logger.disabled} {logger.propagate} {handlers}"
+            kept = f"{handlers} {[_place(each) for each in logger.filters]}"
+            yield f"logger {name or 'root'}", f"{logger.level} {logger.disabled} {logger.propagate} {kept}"
 
 
 # -- torch

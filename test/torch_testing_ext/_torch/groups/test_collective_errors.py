@@ -1,6 +1,7 @@
 """Errors of torch.distributed are noted as they are logged."""
 
 import logging
+import unittest
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,19 @@ def test_other_records():
     for message in ("error", {"func_name": "all_reduce"}):
         logger.handle(logging.LogRecord("c10d", logging.DEBUG, "x.py", 1, message, (), None))
     assert errors.moments == []
+
+
+@in_own_process
+def test_tests_of_this_logger():
+    """They see torch's handlers alone, and what they replace these with hides no error."""
+    logger = collective_errors.logger_of_errors()
+    before = list(logger.handlers)
+    errors.watch(lambda error: False)
+    assert logger.handlers == before
+    world_of_one()
+    with unittest.TestCase().assertLogs(logger, logging.DEBUG) as logged:
+        error_of(lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16)))
+    assert len(errors.moments) == len(logged.records) == 1
 
 
 @in_own_process
