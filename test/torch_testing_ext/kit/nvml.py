@@ -23,7 +23,6 @@ class Device:
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
-    pci_bus: str = "00000000:3B:00.0"
     memory: int = 80 * GB
     used: int = 0
     capability: tuple = (9, 0)

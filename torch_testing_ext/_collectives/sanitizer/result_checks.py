@@ -15,7 +15,6 @@ from torch_testing_ext._collectives.findings.message_pairs import pairs_of
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
     RankRecord,
-    SharedGroup,
     shared_groups,
     whole_records,
 )
@@ -44,27 +43,27 @@ class _Member(NamedTuple):
 def wrong_results(records: Sequence[RankRecord], results: Mapping[int, Sequence[Result]]) -> Iterator[Finding]:
     """Find the results that are not those of the inputs: a buffer was written while the call was running."""
     known = {(rank, result.order): result for rank, of_rank in results.items() for result in of_rank}
-    for group, calls in _calls_of_all(records):
+    for calls in _calls_of_all(records):
         members = [
             _Member(rank, call, known[rank, call.order]) for rank, call in calls.items() if (rank, call.order) in known
         ]
         if len(members) == len(calls) and not any(member.call.raised for member in members):
-            yield from _wrong_result(group, members)
+            yield from _wrong_result(members)
 
 
-def _calls_of_all(records: Sequence[RankRecord]) -> Iterator[tuple[SharedGroup, dict[int, Call]]]:
+def _calls_of_all(records: Sequence[RankRecord]) -> Iterator[dict[int, Call]]:
     """The calls that belong together, by rank: those of all members of a group, and messages."""
     by_rank = whole_records(records)
     for group in shared_groups(records):
         if by_rank.keys() >= set(group.ranks):
             issued = [by_rank[rank].calls.get(group.key, ()) for rank in group.ranks]
             for calls in zip(*issued, strict=False):
-                yield group, dict(zip(group.ranks, calls, strict=True))
+                yield dict(zip(group.ranks, calls, strict=True))
     for pair in pairs_of(records):
-        yield pair.group, {pair.source: pair.send, pair.target: pair.receive}
+        yield {pair.source: pair.send, pair.target: pair.receive}
 
 
-def _wrong_result(group: SharedGroup, members: Sequence[_Member]) -> Iterator[Finding]:
+def _wrong_result(members: Sequence[_Member]) -> Iterator[Finding]:
     wrong: list[tuple[_Member, str]] = []
     for at, member in enumerate(members):
         how = _difference(at, members)

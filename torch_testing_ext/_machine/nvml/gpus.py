@@ -25,8 +25,6 @@ class Gpu:
     uuid: str
     # "NVIDIA H100 80GB HBM3".
     name: str = ""
-    # "00000000:3B:00.0".
-    pci_bus: str = ""
     # The bytes of its memory.
     memory: int = 0
     capability: tuple[int, int] = (0, 0)

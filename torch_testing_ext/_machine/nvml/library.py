@@ -46,7 +46,6 @@ class Library:
             index=index,
             uuid=uuid,
             name=self._optional(lambda: str(library.nvmlDeviceGetName(handle)), ""),
-            pci_bus=self._optional(lambda: str(library.nvmlDeviceGetPciInfo(handle).busId), ""),
             memory=self._memory(handle),
             capability=self._optional(lambda: _pair(library.nvmlDeviceGetCudaComputeCapability(handle)), (0, 0)),
             compute_mode=_COMPUTE_MODES.get(compute_mode, ComputeMode.DEFAULT),

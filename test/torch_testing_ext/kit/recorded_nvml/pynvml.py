@@ -70,11 +70,6 @@ def nvmlDeviceGetName(machine, handle):
 
 
 @_answers
-def nvmlDeviceGetPciInfo(machine, handle):
-    return SimpleNamespace(busId=_device(machine, handle)["pci_bus"])
-
-
-@_answers
 def nvmlDeviceGetMemoryInfo(machine, handle):
     device = _device(machine, handle)
     return SimpleNamespace(total=device["memory"], used=device["used"], free=device["memory"] - device["used"])
