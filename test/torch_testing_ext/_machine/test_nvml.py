@@ -36,7 +36,7 @@ class TestNvml(NvmlTestCase):
     def test_everything_about_a_gpu(self):
         """Covered on a GPU by the checks `masks` and `topology`."""
         first = Device(uuid(0), compute_mode=3)
-        second = Device(uuid(1), "NVIDIA A100", "00000000:AF:00.0", 40 * GB, capability=(8, 0), compute_mode=2)
+        second = Device(uuid(1), "NVIDIA A100", 40 * GB, capability=(8, 0), compute_mode=2)
         nvml = self.open(Machine([first, second], nvlinks=[[0, 1]]))
         self.assertEqual(
             (
@@ -44,7 +44,6 @@ class TestNvml(NvmlTestCase):
                     0,
                     uuid(0),
                     "NVIDIA H100 80GB HBM3",
-                    "00000000:3B:00.0",
                     80 * GB,
                     (9, 0),
                     ComputeMode.EXCLUSIVE_PROCESS,
@@ -54,7 +53,6 @@ class TestNvml(NvmlTestCase):
                     1,
                     uuid(1),
                     "NVIDIA A100",
-                    "00000000:AF:00.0",
                     40 * GB,
                     (8, 0),
                     ComputeMode.PROHIBITED,
