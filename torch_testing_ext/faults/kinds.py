@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .points import Point, checked_rank
+from .points import Point, call, checked_rank
 
 # Keeps these frames out of tracebacks: a wrong argument is shown at the line of the user.
 __unittest = True
@@ -74,32 +74,32 @@ class PlannedRestart:
     times: int = 1
 
 
-def kill(rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def kill(rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank is killed by SIGKILL."""
-    return _fault(PlannedFault("kill", rank, at))
+    return _fault(PlannedFault("kill", rank), at)
 
 
-def segv(rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def segv(rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank dies by a segmentation fault."""
-    return _fault(PlannedFault("segv", rank, at))
+    return _fault(PlannedFault("segv", rank), at)
 
 
-def abort(rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def abort(rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank aborts, as C++ code does after an uncaught error."""
-    return _fault(PlannedFault("abort", rank, at))
+    return _fault(PlannedFault("abort", rank), at)
 
 
-def exits(code: int, rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def exits(code: int, rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank's process exits at once with this code."""
     if isinstance(code, bool) or not isinstance(code, int) or not 0 <= code <= 255:
         raise ValueError(f"exits({code!r}): an exit code is a number from 0 to 255")
-    return _fault(PlannedFault("exits", rank, at, code=code))
+    return _fault(PlannedFault("exits", rank, code=code), at)
 
 
 def raises(
     error: BaseException | type[BaseException],
     rank: int | None = None,
-    at: Point | None = None,
+    at: Point | str | None = None,
     ends_rank: bool = False,
 ) -> PlannedFault:
     """The call, step or mark raises this exception in the rank, which must catch it.
@@ -118,22 +118,22 @@ def raises(
         pickle.loads(packed)
     except Exception as why:
         raise ValueError(f"raises({name}): it cannot be pickled ({why}); define it at the level of a module") from None
-    return _fault(PlannedFault("raises", rank, at, error=packed, error_type=name, ends_rank=bool(ends_rank)))
+    return _fault(PlannedFault("raises", rank, error=packed, error_type=name, ends_rank=bool(ends_rank)), at)
 
 
-def stop(seconds: float | None = None, rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def stop(seconds: float | None = None, rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank is stopped by SIGSTOP: for some seconds, or until another rank calls `heal(rank)`."""
-    return _fault(PlannedFault("stop", rank, at, seconds))
+    return _fault(PlannedFault("stop", rank, seconds=seconds), at)
 
 
-def slow(seconds: float, rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def slow(seconds: float, rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank sleeps."""
-    return _fault(PlannedFault("slow", rank, at, _required("slow", seconds)))
+    return _fault(PlannedFault("slow", rank, seconds=_required("slow", seconds)), at)
 
 
-def hold_gil(seconds: float, rank: int | None = None, at: Point | None = None) -> PlannedFault:
+def hold_gil(seconds: float, rank: int | None = None, at: Point | str | None = None) -> PlannedFault:
     """The rank's Python code stands still in all threads; its C++ code goes on."""
-    return _fault(PlannedFault("hold_gil", rank, at, _required("hold_gil", seconds)))
+    return _fault(PlannedFault("hold_gil", rank, seconds=_required("hold_gil", seconds)), at)
 
 
 def _required(kind: str, seconds: Any) -> float:
@@ -156,12 +156,13 @@ def restart(rank: int, times: int = 1) -> PlannedRestart:
     return PlannedRestart(checked_rank(rank, f"restart({rank!r})"), times)
 
 
-def _fault(fault: PlannedFault) -> PlannedFault:
-    at = fault.at
+def _fault(fault: PlannedFault, at: Point | str | None) -> PlannedFault:
+    """The fault at a point, or at the first call of an operation."""
+    point = call(1, at) if isinstance(at, str) else at
     if fault.rank is not None:
         checked_rank(fault.rank, str(fault))
-    if at is not None and not isinstance(at, Point):
+    if point is not None and not isinstance(point, Point):
         raise ValueError(f"{fault.kind}: at is {at!r}; give a point, such as at=call(3, 'all_reduce')")
     if fault.seconds is not None and not (is_number(fault.seconds) and fault.seconds > 0):
         raise ValueError(f"{fault.kind}({fault.seconds!r}): give a number of seconds greater than 0")
-    return fault
+    return replace(fault, at=point)

@@ -72,6 +72,9 @@ def call(n: int, op: str | None = None, group: Any = None, phase: str = "before"
     during it, when a peer has not yet; or after it, when it is over in this rank. `incarnation`: the process
     of the rank, where that is started again; each counts for itself.
     """
+    if isinstance(n, str):
+        number = op if isinstance(op, int) else 1
+        raise ValueError(f"call({n!r}): the number comes first, as in call({number}, {n!r})")
     if op is not None and op not in OPERATIONS:
         raise ValueError(f"call({n}, {op!r}): there is no such operation.{_nearest(op, OPERATIONS)}")
     if phase == "during" and op in (*_SYNCHRONOUS, "send"):

@@ -186,7 +186,7 @@ class RunOptions(AskedOptions):
     gpus: Gpus = _resources(
         None,
         read_gpus,
-        "use N GPUs, or a list such as 0,2 (default: all)",
+        "use N GPUs, or a list: 0,2 or 0, (default: all)",
         "N|LIST",
         write=write_gpus,
     )

@@ -64,6 +64,8 @@ _INSTEAD = {
     **dict.fromkeys(("--stress-count", "--count"), "--repeat N"),
     **dict.fromkeys(("--random-order", "--randomly-seed"), "--shuffle"),
     **dict.fromkeys(("--ranks", "--np", "--nproc", "--nproc-per-node"), "--world-size N"),
+    "--rank": "--trace=RANK to debug a rank",
+    **dict.fromkeys(("--kill", "--fault", "--faults"), "@pytest.mark.faults(faults.kill(...)) on the test, or --sweep"),
     "--no-capture": "-s",
 }
 
@@ -151,25 +153,29 @@ def version_line() -> str:
 
 
 def _with_values(argv: Sequence[str]) -> list[str]:
-    """The words; a flag that may be alone gets its value, since the next word is none. Raises UsageError."""
+    """The words, in which each flag that may be alone has its value: the next word, if that can only be one."""
     may_be_alone = {flag: spec for spec in OPTION_TABLE.values() if spec.alone for flag in spec.flags}
-    for flag, word in itertools.pairwise(argv):
-        if flag in may_be_alone and _is_lost_value(may_be_alone[flag], word):
-            raise UsageError(f"{flag} takes its value after an equals sign: {flag}={word}")
-    return [f"{word}={may_be_alone[word].alone}" if word in may_be_alone else word for word in argv]
+    words = [""]
+    for word in argv:
+        flag = words[-1]
+        if flag in may_be_alone and _is_value(may_be_alone[flag], word):
+            words[-1] = f"{flag}={word}"
+        else:
+            words.append(word)
+    return [f"{word}={may_be_alone[word].alone}" if word in may_be_alone else word for word in words[1:]]
 
 
-def _is_lost_value(spec: OptionSpec, word: str) -> bool:
+def _is_value(spec: OptionSpec, word: str) -> bool:
     """Whether a word after a flag that may be alone is meant as its value, and is not the name of a test."""
 
-    def is_value(text: str) -> bool:
+    def can_be_read(text: str) -> bool:
         with suppress(ValueError):
             spec.read(text)
             return True
         return False
 
     # An option that takes any text has no values that tell them from names.
-    return is_value(word) and not is_value("test_x.py") and not os.path.exists(word)
+    return can_be_read(word) and not can_be_read("test_x.py") and not os.path.exists(word)
 
 
 def _const_flags() -> list[str]:
