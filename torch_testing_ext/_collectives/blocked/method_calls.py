@@ -7,7 +7,7 @@ import dis
 import itertools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeGuard
@@ -22,9 +22,19 @@ _CALLS = ("CALL", "CALL_KW", "CALL_METHOD", "CALL_FUNCTION_KW")
 _CALLS_WITH_NAMES = ("CALL_KW", "CALL_FUNCTION_KW")
 # The most values of a comprehension that are worked out.
 _MOST_VALUES = 64
-_NO_VALUES = ("KW_NAMES", "PUSH_NULL")
+# How the first of two ways ends, one of which is taken.
+_GOES_ON_ELSEWHERE = "JUMP_FORWARD"
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
-_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub}
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 class MethodCall(NamedTuple):
@@ -54,14 +64,7 @@ def _method_call_at(before: list[dis.Instruction], loads: Sequence[str]) -> Meth
     if before and before[-1].opname == "PRECALL":
         before.pop()
     arguments = call.arg or 0
-    # The values that the call takes, back to the first instruction of its arguments.
-    values = arguments + (call.opname in _CALLS_WITH_NAMES)
-    while before and (values or before[-1].opname in _NO_VALUES):
-        instruction = before.pop()
-        if instruction.opcode in _JUMPS:
-            return None
-        if values:
-            values -= dis.stack_effect(instruction.opcode, instruction.arg)
+    _drop_arguments(before, arguments + (call.opname in _CALLS_WITH_NAMES))
     if not before or before[-1].opname not in loads:
         return None
     path = [str(before.pop().argval)]
@@ -74,6 +77,45 @@ def _method_call_at(before: list[dis.Instruction], loads: Sequence[str]) -> Meth
         if instruction.opname in _LOADS_OF_NAMES:
             return MethodCall(path[0], arguments, tuple(path[:0:-1]))
     return MethodCall(path[0], arguments)
+
+
+def _drop_arguments(before: list[dis.Instruction], values: int) -> None:
+    """Drop the instructions of the arguments that a call takes as `values`; all, if one of several functions is called.
+
+    They keep the stack above the function.
+    """
+    levels, targets = _levels(before)
+    callee = (levels[-1] if levels else 0) - values
+    place = len(before)
+    while place and levels[place - 1] >= callee:
+        place -= 1
+    # The instruction here puts the function on the stack, or its owner, of which an attribute may be taken then.
+    place += 1
+    while place < len(before) and levels[place] == callee and before[place].opname in _LOADS_OF_ATTRIBUTES:
+        place += 1
+    ends_with_one = any(
+        each.opname == _GOES_ON_ELSEWHERE and level == callee
+        for each, level in zip(before[place:], levels[place:], strict=True)
+    )
+    end = place
+    while place and before[place - 1].opname == "PUSH_NULL":
+        place -= 1
+    several_meet = any(each.offset in targets for each in before[place : end + 1])
+    del before[0 if ends_with_one or several_meet else place :]
+
+
+def _levels(instructions: Iterable[dis.Instruction]) -> tuple[list[int], dict[int, int]]:
+    """The level of the stack after each instruction, and at each target of a jump: there it is the same by each way."""
+    level, levels = 0, []
+    at_targets: dict[int, int] = {}
+    for instruction in instructions:
+        level = at_targets.get(instruction.offset, level)
+        code, argument = instruction.opcode, instruction.arg
+        if code in _JUMPS:
+            at_targets[instruction.argval] = level + dis.stack_effect(code, argument, jump=True)
+        level += dis.stack_effect(code, argument, jump=False)
+        levels.append(level)
+    return levels, at_targets
 
 
 def keys_in_words(
@@ -156,7 +198,9 @@ def _value_of(expression: ast.expr, variables: Mapping[str, Any]) -> Any:
             return "".join(str(_value_of(part, variables)) for part in parts)
         case ast.FormattedValue(value, -1, None):
             return _value_of(value, variables)
-        case ast.BinOp(left, combine, right) if type(combine) in _OPERATORS:
+        case ast.IfExp(test, one, other):
+            return _value_of(one if _value_of(test, variables) else other, variables)
+        case ast.BinOp(left, combine, right) | ast.Compare(left, [combine], [right]) if type(combine) in _OPERATORS:
             operands = _value_of(left, variables), _value_of(right, variables)
             if {type(operand) for operand in operands} in ({int}, {str}):
                 with suppress(TypeError):

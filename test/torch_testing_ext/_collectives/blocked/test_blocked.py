@@ -39,10 +39,25 @@ class CallsTest(unittest.TestCase):
         self.assertEqual(store.get(key="x")[0][:2], ("get", 1))
 
     def test_what_is_not_certain(self):
-        store, get, is_late = self.store, self.store.get, True
-        self.assertIsNone(store.get("a" if is_late else "b")[0])
+        store, get, is_late, none = self.store, self.store.get, True, None
         self.assertIsNone(get("a")[0])
         self.assertIsNone((store.get if is_late else get)("a")[0])
+        self.assertIsNone((get if is_late else store.get)("a")[0])
+        self.assertIsNone((store.get if is_late else store.wait)("a" if is_late else "b")[0])
+        self.assertIsNone((none or store.get)("a")[0])
+
+    def test_arguments_of_two_ways(self):
+        store, is_late, rank, none = self.store, True, 2, None
+        of_store = ("get", 1, ("store",), "")
+        self.assertEqual(store.get("a" if is_late else "b")[0], of_store)
+        self.assertEqual(store.get("a" if rank != 2 else "b"), (of_store, ("'b'",)))
+        self.assertEqual(store.get("a" if rank <= 2 else f"{rank}"), (of_store, ("'a'",)))
+        self.assertEqual(store.get(none or self.name)[0], of_store)
+        self.assertEqual(store.get(self.name and KEY)[0], of_store)
+        self.assertEqual(store.get("a" if is_late and rank else "b")[0], of_store)
+        self.assertEqual(store.get([name + KEY for name in "ab"] if is_late else "b")[0], of_store)
+        self.assertEqual(self.store.get("a", "x" if is_late else "y")[0], ("get", 2, ("self", "store"), ""))
+        self.assertEqual(self.store.get(key="a" if is_late else "b")[0].name, "get")
 
     def test_keys(self):
         store, rank, listed = self.store, 2, ["a", "b"]
