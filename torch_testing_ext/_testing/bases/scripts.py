@@ -146,7 +146,6 @@ def _run_as_main(script: str) -> None:
 
 def _end_as_an_interpreter() -> None:
     """Do what Python does when a script is over, since a rank ends by os._exit."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    # It tells the threads of pools to end, which wait for more to do.
+    threading._shutdown()  # type: ignore[attr-defined, unused-ignore]
     atexit._run_exitfuncs()

@@ -151,6 +151,16 @@ if __name__ == "__main__":
     spawn(check, 1, Size())
 """
 
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+import beside, torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+beside.pool = ThreadPoolExecutor(1)
+beside.pool.submit(dist.all_reduce, torch.ones(4)).result()
+print("over")
+"""
+
 SCRIPT = subject(__file__, "script_of_ranks.py")
 
 
@@ -181,6 +191,10 @@ class RunScriptTest(TestCase):
             run_script(self.script, "exit", world_size=2)
         with self.assertRaisesRegex(RuntimeError, "rank 1"):
             run_script(self.script, "sleep", world_size=2, timeout=2)
+
+    def test_a_pool_that_a_module_keeps(self):
+        self.script.write_text(POOL)
+        self.assertEqual(run_script(self.script, world_size=2).outputs, ("over\n", "over\n"))
 
     @pytest.mark.slow
     def test_under_torchrun(self):
