@@ -102,6 +102,11 @@ class Alignment:
         else:
             self.not_compared[name] = f"the reference has none of this name.{nearest(name, self.starts)}"
 
+    def copies(self, name: str, rank: int) -> list[str]:
+        """The names of a rank's parameters that are this one of the reference."""
+        own = [each for each, at in self._parts if at == rank]
+        return [each for each in own if self._names.get((each, rank), each) == name]
+
     def held(self, key: Key) -> dict[str, Held]:
         """The parts of a tensor that ranks hold, by its name in the reference: experts share one name."""
         found: dict[str, Held] = {}

@@ -21,7 +21,7 @@ from torch_testing_ext.layouts.hypotheses import (
 from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
 from torch_testing_ext.layouts.norm_hypotheses import reasons_for_norm
 from torch_testing_ext.layouts.tensor_parts import Held, as_real, differences, finite, largest
-from torch_testing_ext.layouts.training_looks import LOAD, ORDER, Key, LayoutRun, Setup
+from torch_testing_ext.layouts.training_looks import LABELS, LOAD, ORDER, Key, LayoutRun, Setup
 
 # Of the largest element of its kind: below, a tensor counts as zero.
 _NOTHING = 1e-13
@@ -63,6 +63,8 @@ class Comparison:
         for step, kind in points:
             if found and (step != found[0].step or kind in _AFTER_GRADIENTS):
                 break
+            labels = self.reference.of_reference((step, LABELS, LABELS))
+            self.hypotheses.labels = (0, 0) if labels is None else (int(labels[0]), int(labels[1]))
             finding = self._find(step, kind)
             if finding is not None:
                 found.append(finding)
@@ -207,7 +209,23 @@ class Comparison:
             reasons = (self.hypotheses.of_earlier(whole, before, held) if before is not None else []) or reasons
         if kind in ("start", "param", "grad", "state") and (not reasons or reasons[0].kind == "unlike"):
             reasons = self.hypotheses.of_others(name, wholes, held) or reasons
+        if kind == "grad" and (not reasons or reasons[0].is_vague):
+            reasons = self._of_copies(step, name, whole, held) or reasons
         return reasons
+
+    def _of_copies(self, step: int, name: str, whole: torch.Tensor, held: Held) -> list[Reason]:
+        """Ranks have two parameters in the place of one of the reference, whose gradients together are right."""
+        copies = {rank: self.aligned.copies(name, rank) for rank in held}
+        if not all(len(names) > 1 for names in copies.values()):
+            return []
+        for rank, (_, part) in held.items():
+            locals_ = [self.run.looks[step, "grad", each][rank].local for each in copies[rank]]
+            known = [each.double() for each in locals_ if each is not None]
+            if not known or not is_close(sum(known[1:], known[0]), part.of(whole), largest(whole), TOLERANCE):
+                return []
+        names = " and ".join(next(iter(copies.values())))
+        text = f"{names} are one parameter of the reference; the sum of their gradients is right: they are not tied"
+        return [Reason("untied", "", text)]
 
     def _of_norm(
         self, step: int, kind: str, wholes: dict[str, torch.Tensor], held: dict[str, Held], name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -18,12 +18,18 @@ from torch_testing_ext.layouts.training_looks import (
     LayoutRun,
     ProbedCall,
     Setup,
-    TensorLook,
 )
 
 _MOST_SPANS = 8
+_MOST_COLUMNS = 4096
 # How often a sample counts that is not used.
 _UNUSED = 1e-5
+# Reductions that are given in place of a sum.
+_OPERATIONS: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ("the largest", "maximum", lambda each: each.amax(0)),
+    ("the smallest", "minimum", lambda each: each.amin(0)),
+    ("the product", "product", lambda each: each.prod(0)),
+)
 _AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
 
 
@@ -58,10 +64,14 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
             held.setdefault(name, {}).update(of_key)
     have = _combination(basis, flat(lambda name: _assembled(held[name], wholes[name])))
     if have is not None:
-        return [_reason_of_counts(counted, (have / wanted).tolist(), chunks)]
+        return [_reason_of_counts(counted, (have / wanted).tolist(), chunks, aligned.run.axes)]
     alone_of = [
         {name: look for name in wholes if (look := alone.of_reference((p, SAMPLE, name))) is not None} for p in counted
     ]
+    factors = dict(zip(counted, wanted.tolist(), strict=True))
+    other = _reason_of_operation(reference, aligned, wholes, held, factors, alone_of) if chunks == 1 else None
+    if other is not None:
+        return [other]
     counts: dict[int, torch.Tensor] = {}
     for rank in aligned.run.ranks:
         mine = {name: of_ranks[rank] for name, of_ranks in held.items() if rank in of_ranks and name in wholes}
@@ -80,6 +90,53 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
             return []
         counts[rank] = own / wanted
     return _reasons_of_own_samples(aligned.run, counts)
+
+
+def _reason_of_operation(
+    reference: LayoutRun,
+    aligned: Alignment,
+    wholes: Mapping[str, torch.Tensor],
+    held: Mapping[str, Held],
+    factors: Mapping[int, float],
+    alone: Sequence[Mapping[str, torch.Tensor]],
+) -> Reason | None:
+    """Gradients of all ranks are reduced by another operation than a sum: what each rank has is that of its samples."""
+    rows = rows_of_ranks(reference, aligned.run, 0)
+    if set(rows) != set(aligned.run.ranks):
+        return None
+    of_sample = dict(zip(factors, alone, strict=True))
+
+    def own(rank: int, name: str) -> torch.Tensor:
+        shares = [factors[s] * as_real(of_sample[s][name]) for s in rows[rank] if name in of_sample.get(s, {})]
+        return sum(shares, wholes[name] * 0)
+
+    for over in subsets(aligned.run.axes):
+        groups = [group for group in aligned.run.groups(over) if len(group) > 1]
+        for words, operation, reduce in _OPERATIONS:
+            if groups and all(
+                is_close(held[name][rank][0], held[name][rank][1].of(reduced), largest(whole), 1e-7)
+                for name, whole in wholes.items()
+                for group in groups
+                for reduced in [reduce(torch.stack([own(rank, name) for rank in group]))]
+                for rank in group
+                if rank in held[name]
+            ):
+                axes = " and ".join(over)
+                text = f"is {words} of what ranks along {axes} have of it, and not the sum: a {operation} over {axes}"
+                return Reason("operation", " ".join(over), text)
+    return None
+
+
+def rows_of_ranks(reference: LayoutRun, run: LayoutRun, step: int) -> dict[int, list[int]]:
+    """The samples of the reference's batch that each rank has, in the order of its microbatches, if it is known."""
+    key = (step, "data", "samples")
+    whole = reference.of_reference(key)
+    if whole is None:
+        return {}
+    at = {digest: number for number, digest in enumerate(whole.tolist())}
+    looks = run.looks.get(key, {})
+    rows = {r: [at.get(d, -1) for d in look.local.tolist()] for r, look in looks.items() if look.local is not None}
+    return {rank: of_rank for rank, of_rank in rows.items() if of_rank and min(of_rank) >= 0}
 
 
 def _combination(basis: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
@@ -116,7 +173,7 @@ def _assembled(held: Held, like: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: int) -> Reason:
+def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: int, axes: Mapping[str, int]) -> Reason:
     spans: list[tuple[int, int, float, int]] = []
     for part, value in sorted(zip(counted, counts, strict=True), key=lambda pair: (pair[0] % chunks, pair[0])):
         sample, chunk = divmod(part, chunks)
@@ -130,8 +187,18 @@ def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: i
         said.append(f"{first if first == last else f'{first}-{last}'}{where} {value:.4g}")
     averages = "parts that count other than by their sizes, as in an average of averages"
     why = averages if min(counts) > 1e-6 else "samples that are left out or counted twice"
+    again = next((over for over in subsets(axes) if _are_one_or(math.prod(axes[axis] for axis in over), counts)), ())
+    if again:
+        why = f"those that count {max(counts):.4g} are summed over {' and '.join(again)} once too often"
     text = f"samples count in the gradients, for 1 in the reference: {', '.join(said)} ({why})"
-    return Reason("weighted" if len(spans) > 1 else "scaled", "", text)
+    return Reason("weighted" if len(spans) > 1 else "scaled", " ".join(again), text)
+
+
+def _are_one_or(size: int, counts: Sequence[float]) -> bool:
+    """Whether some samples count as in the reference, and all others this much."""
+    ones = [abs(count - 1) < _UNUSED for count in counts]
+    others = [count for count, is_one in zip(counts, ones, strict=True) if not is_one]
+    return any(ones) and bool(others) and all(abs(count - size) < _UNUSED for count in others)
 
 
 class ModuleSearch:
@@ -140,15 +207,17 @@ class ModuleSearch:
     def __init__(self, reference: LayoutRun, run: LayoutRun, setup: Setup, step: int, aligned: Alignment):
         self._aligned = aligned
         self.reference, self.run, self.setup, self.step = reference, run, setup, step
-        self._rows = self._rows_of_ranks()
+        self._rows = rows_of_ranks(reference, run, step)
         self._data_ranks = math.prod(size for axis, size in run.axes.items() if axis in setup.data)
 
-    def add_to(self, finding: LayoutFinding) -> None:
-        """Say in a finding where values first differ, with the calls in between."""
-        for kind, direction, what in (
-            (OUTPUT, "forward", "the output"),
-            (OUTPUT_GRADIENT, "backward", "the gradient of the output"),
-        ):
+    def add_to(self, finding: LayoutFinding, wrong: set[str]) -> None:
+        """Say in a finding where values first differ, with the calls in between. `wrong`: the kinds that are."""
+        ways = [(OUTPUT, "forward", "the output"), (OUTPUT_GRADIENT, "backward", "the gradient of the output")]
+        if "loss" not in wrong and any(key[:2] == (self.step, "loss") for key in self.run.looks):
+            # The forward is right: an output that seems wrong is cut in a way that is not known.
+            del ways[0]
+        agreeing = 0
+        for kind, direction, what in ways:
             last, fine, unsure = "", 0, 0
             for name in self._names(kind):
                 verdict = self._verdict(kind, name)
@@ -159,7 +228,13 @@ class ModuleSearch:
                 last = last if verdict == _UNKNOWN else name
             if fine:
                 more = f" ({unsure} cannot be compared)" if unsure else ""
-                finding.notes.append(f"in {direction}, what {fine} modules return agrees{more}")
+                finding.notes.append(f"in {direction}, {what} agrees in {fine} modules{more}")
+                agreeing += not unsure
+        if "loss" in wrong and "grad" not in wrong:
+            finding.notes.append("all gradients of this step agree: only the number is wrong")
+        elif "grad" in wrong and agreeing == len(ways) and not finding.is_explained:
+            after = "how gradients of parameters are computed from these, reduced, scaled or kept"
+            finding.notes.append(f"so it is what comes after: {after}")
 
     def _tell(self, finding: LayoutFinding, kind: str, direction: str, what: str, name: str, last: str) -> None:
         after = f"; after that of {last}, which agrees" if last else ""
@@ -193,26 +268,18 @@ class ModuleSearch:
                 is_between, found = True, []
         return found
 
-    def _rows_of_ranks(self) -> dict[int, list[int]]:
-        """The samples of the reference's batch that each rank has, in the order of its microbatches, if it is known."""
-        key = (self.step, "data", "samples")
-        whole = self.reference.of_reference(key)
-        if whole is None:
-            return {}
-        at = {digest: number for number, digest in enumerate(whole.tolist())}
-        looks = self.run.looks.get(key, {})
-        rows = {r: [at.get(d, -1) for d in look.local.tolist()] for r, look in looks.items() if look.local is not None}
-        return {rank: of_rank for rank, of_rank in rows.items() if of_rank and min(of_rank) >= 0}
-
     def _verdict(self, kind: str, name: str) -> str:
         """Whether these are a cut, or shares, of the reference's activation, by samples and whichever axis fits."""
         whole = self.reference.of_reference((self.step, kind, name))
         looks = self.run.looks[self.step, kind, name]
         if whole is None or self._aligned.is_renamed(name):
             return _UNKNOWN
-        want = {}
+        want, beside = {}, {}
         for rank, look in looks.items():
-            part = None if look.local is None else self._part(whole, rank, look)
+            if look.local is None:
+                return _UNKNOWN
+            beside[rank] = self._of_samples(whole, rank, look.local)
+            part = self._of_features(beside[rank], rank, look.local)
             if part is None:
                 return _UNKNOWN
             want[rank] = part
@@ -225,16 +292,17 @@ class ModuleSearch:
 
             if all(same(rank, value) for rank, value in have.items()):
                 return _AGREES
+            if all(_has_columns(value, factor * beside[rank], scale * factor) for rank, value in have.items()):
+                return _AGREES
             for axis in (each for each in self.run.axes if each not in self.setup.data):
                 groups = self.run.groups([axis], list(have))
                 if all(same(group[0], torch.stack([have[r] for r in group]).sum(0)) for group in groups):
                     return _SHARES
         return _DIFFERS
 
-    def _part(self, whole: torch.Tensor, rank: int, look: TensorLook) -> torch.Tensor | None:
-        local, places = look.local, self.run.places[rank]
-        assert local is not None
-        part = whole
+    def _of_samples(self, whole: torch.Tensor, rank: int, local: torch.Tensor) -> torch.Tensor:
+        """The activation at the samples and positions that a rank has."""
+        part, places = whole, self.run.places[rank]
         rows = self._rows.get(rank) or next(self._rows_beside(rank), None)
         if rows and part.dim() and local.dim() and local.shape[0] == len(rows) <= part.shape[0]:
             part = part[rows]
@@ -242,6 +310,11 @@ class ModuleSearch:
             for axis in (each for each in self.run.axes if each in axes):
                 if dim < min(part.dim(), local.dim()) and part.shape[dim] > local.shape[dim]:
                     part = part.chunk(self.run.axes[axis], dim)[places[axis]]
+        return part
+
+    def _of_features(self, part: torch.Tensor, rank: int, local: torch.Tensor) -> torch.Tensor | None:
+        """Its equal part along whichever axis explains a smaller dimension."""
+        places = self.run.places[rank]
         for dim in range(min(part.dim(), local.dim())):
             for axis, size in self.run.axes.items():
                 if axis not in self.setup.data and part.shape[dim] == size * local.shape[dim]:
@@ -277,3 +350,14 @@ class ModuleSearch:
         said = [f"{', '.join(map(str, samples))}: {value:.4g}" for value, samples in by_value.items()]
         text = f"samples count in the loss, beside the reference and up to one factor: {'; '.join(said[:_MOST_SPANS])}"
         return [Reason("weighted", "", text)]
+
+
+def _has_columns(local: torch.Tensor, whole: torch.Tensor, scale: float) -> bool:
+    """Whether each feature of an activation is one of the reference's: fused weights are cut into several parts."""
+    if not 1 < local.dim() == whole.dim() or local.shape[:-1] != whole.shape[:-1]:
+        return False
+    if not 0 < local.shape[-1] < whole.shape[-1] <= _MOST_COLUMNS:
+        return False
+    mine, features = (each.double().flatten(0, -2).t() for each in (local, whole))
+    near = torch.cdist(mine, features, p=math.inf).min(1)
+    return len(set(near.indices.tolist())) == local.shape[-1] and float(near.values.max()) <= 1e-7 * scale

@@ -23,6 +23,8 @@ _FACTOR = 1e-6
 # The kinds that say little: of tensors that differ, some are a multiple of the reference anyway.
 VAGUE = ("unlike", "scaled", "factors", "missing_scaled")
 _MOST_ROWS = 4096
+# Elements by which what is read from a flat buffer may be displaced.
+_MOST_DISPLACED = 64
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Hypotheses:
         microbatches: int = 1,
         unit: float = 0.0,
     ):
+        # Labels of the step that count, and all; a step sets them.
+        self.labels = (0, 0)
         self.axes, self.places, self.microbatches = axes, places, microbatches
         # `unit`: the rounding of the type in which it was computed.
         self.tolerance = max(10 * TOLERANCE, 8 * unit)
@@ -128,6 +132,10 @@ class Hypotheses:
                     if all(abs(total - factor) < _FACTOR * factor for total in totals):
                         named = f"its sum over {' and '.join(over)} is {text} the reference"
                         found.append(Reason(kind, " ".join(by), f"{named}, by the size of {' and '.join(by)}"))
+            for factor, reason in self._factors_of_padding():
+                for said, by_size in (("sum", 1), ("average", self.size(over))):
+                    if all(abs(total / by_size - factor) < _FACTOR * factor for total in totals):
+                        found.append(Reason("padding", "", f"its {said} over {' and '.join(over)} {reason.text}"))
         return found
 
     def differing(self, right: Mapping[int, bool]) -> str:
@@ -177,6 +185,7 @@ class Hypotheses:
             divided = f"is 1/{many} of the reference: divided by the number of microbatches once too often"
             yield many, Reason("times", "microbatches", times)
             yield 1 / many, Reason("divided", "microbatches", divided)
+        yield from self._factors_of_padding()
         for over in subsets(self.axes):
             n, name, axis = self.size(over), " and ".join(over), " ".join(over)
             often = f"summed over {name} once too often, or not divided by its size"
@@ -202,6 +211,15 @@ class Hypotheses:
                 1 / n / n,
                 Reason("divided", axis, f"is 1/({square}) of the reference: divided by the size of {name} twice"),
             )
+
+    def _factors_of_padding(self) -> Iterator[tuple[float, Reason]]:
+        counted, all_labels = self.labels
+        if 0 < counted < all_labels:
+            padding = "labels of -100, which do not count, are in the number by which the loss is divided"
+            part = f"{counted}/{all_labels}"
+            yield counted / all_labels, Reason("padding", "", f"is {part} of the reference: {padding}")
+            without = "the loss is divided by the labels that count, where the reference divides by all"
+            yield all_labels / counted, Reason("padding", "", f"is 1/({part}) of the reference: {without}")
 
     # -- reductions
 
@@ -294,6 +312,7 @@ class Hypotheses:
             if all(same(change(held[rank][0]), want[rank]) for rank in wrong):
                 yield Reason(kind, "", text)
         yield from self._rows(whole, held, wrong)
+        yield from _displaced([(held[rank][0].flatten(), want[rank].flatten()) for rank in wrong], same)
 
     def _distinct(self, held: Held) -> str:
         """The axes along which ranks hold different parts."""
@@ -357,11 +376,29 @@ class Hypotheses:
             if factor is not None:
                 factors.append(factor)
                 if not is_close(mine, factor * right, largest(right) * max(1.0, abs(factor)), 1e-5):
-                    return []
+                    return self._of_decay(before, after, held)
         if not factors or max(factors) - min(factors) > 1e-5 or abs(factors[0] - 1) < 1e-5:
             return []
+        if abs(factors[0]) < 1e-5:
+            lost = "the step does not change it, and gradients agree"
+            return [Reason("update", "", f"{lost}: no optimizer holds it, or what the step wrote is lost")]
         added = f"what the step has added is {factors[0]:.6g} times that of the reference, and gradients agree"
         return [Reason("update", "", f"{added}: the learning rate, or what scales it")]
+
+    def _of_decay(self, before: torch.Tensor, after: torch.Tensor, held: Held) -> list[Reason]:
+        """Beside what it should add, a step has added a multiple of the parameter itself."""
+        factors = []
+        for local, part in held.values():
+            old, rest = part.of(before).double(), local.double() - part.of(after).double()
+            factor = factor_of(rest, old)
+            if factor is not None:
+                factors.append(factor)
+                if not is_close(rest, factor * old, largest(old), self.tolerance):
+                    return []
+        if not factors or max(factors) - min(factors) > 1e-5 * abs(factors[0]):
+            return []
+        added = f"beside what the reference adds, the step has added {factors[0]:.6g} times the parameter itself"
+        return [Reason("decay", "", f"{added}: its weight decay is another")]
 
 
 def listed_numbers(numbers: Sequence[float]) -> str:
@@ -393,3 +430,17 @@ def _movements(dims: int) -> Iterator[tuple[str, str, _Change]]:
             text = f"is shifted by {-by} along dimension {dim}"
             yield "shifted", text, functools.partial(torch.roll, shifts=by, dims=dim)
         yield "reversed", f"is reversed along dimension {dim}", functools.partial(torch.flip, dims=(dim,))
+
+
+def _displaced(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], same: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> Iterator[Reason]:
+    """Say that each rank has its part of the reference from another element on. `pairs`: both, as one row."""
+    most = min((len(mine) // 2 for mine, _ in pairs), default=0)
+    for by in range(1, min(most, _MOST_DISPLACED) + 1):
+        for sign, before, after in ((1, slice(by, None), slice(None, -by)), (-1, slice(None, -by), slice(by, None))):
+            fits = all(same(mine[after], wanted[before]) for mine, wanted in pairs)
+            # Of equal elements, each is in each place.
+            if fits and not any(same(wanted[after], wanted[before]) for _, wanted in pairs):
+                begin = f"begins with element {by} of its part" if sign > 0 else f"has its part from element {by} on"
+                yield Reason("displaced", "", f"{begin}, as if it were read at a wrong offset of a flat buffer")

@@ -109,10 +109,10 @@ class _Reference:
         if not second:
             report = self._judged(train, first, self._setup, case)
         else:
-            saves = replace(self._setup, phase=SAVE, end_step=self._options.save_after)
+            saves = replace(self._setup, phase=SAVE, arrow=text, end_step=self._options.save_after)
             report = self._judged(train, first, saves, case)
             if report.is_right:
-                loads = replace(self._setup, phase=LOAD, first_step=self._options.save_after)
+                loads = replace(self._setup, phase=LOAD, arrow=text, first_step=self._options.save_after)
                 before, report = report, self._judged(train, second[0], loads, case)
                 report.compared += before.compared
                 report.seconds += before.seconds
@@ -188,7 +188,7 @@ class _Reference:
             reference = self._ran(train, self._options.reference, probed, case)
             probed_run = self._ran(train, run.text, probed, case)
             aligned = Alignment(self._run, run)
-            diagnosis.ModuleSearch(reference, probed_run, setup, finding.step, aligned).add_to(finding)
+            diagnosis.ModuleSearch(reference, probed_run, setup, finding.step, aligned).add_to(finding, kinds)
 
     def _weigh_samples(
         self, train: Train, finding: LayoutFinding, run: LayoutRun, setup: Setup, case: launch.Case

@@ -31,7 +31,7 @@ from torch_testing_ext.layouts.tensor_parts import (
     part_of_dtensor,
     whole_part,
 )
-from torch_testing_ext.layouts.training_looks import LOAD, SAVE, RankLooks, Setup, TensorLook
+from torch_testing_ext.layouts.training_looks import LABELS, LOAD, SAVE, RankLooks, Setup, TensorLook
 
 # The parts of a name that wrappers add.
 _WRAPPERS = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
@@ -46,6 +46,11 @@ Model = nn.Module | Sequence[nn.Module]
 def canonical(name: str) -> str:
     """The name of a parameter or module without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def _labels_among(batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """The tensor of a batch that has labels which do not count."""
+    return next((each for each in batch if not each.is_floating_point() and bool((each == _IGNORED).any())), None)
 
 
 def modules_of(model: Model) -> Sequence[nn.Module]:
@@ -209,6 +214,9 @@ class Layout:
                 raise ValueError(f"there is no tensor of samples in the batch of step {step}")
             self.samples = whole[0].shape[0]
             whole = whole if self.only is None else self._only(whole, self.only)
+            if (labels := _labels_among(whole)) is not None:
+                counts = torch.tensor([int((labels != _IGNORED).sum()), labels.numel()])
+                self._looks[step, LABELS, LABELS] = TensorLook(counts)
             cut = [self._cut(each.to(self._dtype_of(each))) for each in whole]
             self.saw(cut[0])
             parts = iter(cut)
@@ -218,7 +226,7 @@ class Layout:
     def _only(self, batch: list[torch.Tensor], part: int) -> list[torch.Tensor]:
         """The batch with only one part that counts: by labels of -100 elsewhere if it has such, else one sample."""
         row, chunk = divmod(part, self._setup.chunks)
-        labels = next((each for each in batch if not each.is_floating_point() and bool((each == _IGNORED).any())), None)
+        labels = _labels_among(batch)
         if labels is None:
             return [each[row : row + 1] for each in batch]
         kept = torch.full_like(labels, _IGNORED)
@@ -354,7 +362,8 @@ class Layout:
     def end(self) -> None:
         """Save, if ranks of another layout continue."""
         if self._setup.phase != "whole" and self._save is None:
-            raise ValueError("this layout saves and loads: call layout.checkpoint(save, load) before the first step")
+            arrow = f"{self._setup.arrow!r} saves and loads"
+            raise ValueError(f"{arrow}: call layout.checkpoint(save, load) before the first step")
         last = self._setup.end_step
         if last is not None and self._step >= last:
             raise ValueError(
@@ -407,7 +416,10 @@ class Layout:
             names = {id(part): canonical(name) for each in modules for name, part in each.named_modules()}
             self.probe.finish(names, [id(each) for each in modules], step)
         for name, param in self._named(model):
-            if param.requires_grad and (only is None or id(param) in only):
+            # One that a rank has frozen has none, which is told if the reference has one.
+            if param.is_floating_point() or param.is_complex():
+                if only is not None and id(param) not in only:
+                    continue
                 gradient = param.grad if param.grad is not None else getattr(param, "main_grad", None)
                 # Whoever clips has looked before.
                 kind = "clipped" if (step, "grad", name) in self._looks else "grad"

@@ -17,6 +17,8 @@ SEQUENCE_AXES = ("cp",)
 ORDER = ("start", "data", "dropout", "loss", "value", "grad", "norm", "clipped", "param", "state", "buffer")
 # What only the diagnosis records: outputs of modules, their gradients, and gradients of single samples.
 OUTPUT, OUTPUT_GRADIENT, SAMPLE = "output", "output gradient", "sample"
+# The numbers of labels of a global batch: of those that count, and of all.
+LABELS = "labels"
 WHOLE, SAVE, LOAD = "whole", "save", "load"
 
 # A step, a kind of ORDER, and a name.
@@ -60,6 +62,8 @@ class Setup:
     # Moves weights that are generic, and keeps them for others.
     makes_weights: bool = False
     phase: str = WHOLE
+    # The text of a layout with an arrow.
+    arrow: str = ""
     first_step: int = 0
     end_step: int | None = None
     # Not 0 in control runs: each weight is moved by `unit`, up or down, by this seed.

@@ -81,6 +81,14 @@ class LayoutsInRunnersTest(PytestCase):
         outcomes, text, _ = self.outcomes("--fake-accelerators=4")
         self.assertEqual(outcomes, OUTCOMES, text)
 
+    def test_too_few_accelerators(self) -> None:
+        """A layout of more ranks than there are devices is skipped, as with the mark world_size."""
+        body = "@mark('dp=4', devices=1)\ndef test_x(layout): ..."
+        run = run_pytest({"test_x.py": f"{HEAD}{body}\n"}, "--fake-accelerators=2", "-rs")
+        self.assertEqual(run.code, 0, run.text)
+        self.assertIn("Need at least 4 accelerator devices", run.text)
+        self.assertEqual(set(run.outcomes.values()), {"skipped"}, run.text)
+
     def test_xdist(self) -> None:
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
         outcomes, text, _ = self.outcomes("-n", "2", "-p", "xdist")

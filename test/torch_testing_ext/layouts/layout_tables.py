@@ -3,6 +3,7 @@
 import functools
 
 import layout_mistakes as others
+import layout_mistakes_of_trainers as trainers
 import layout_programs as programs
 import layout_programs_of_torch as of_torch
 
@@ -41,10 +42,30 @@ KINDS = {
     31: "an auxiliary loss is divided by cp",
     32: "an offset is dropped, so that its gradient is zero",
     33: "the learning rate is multiplied by dp",
+    34: "a fused weight is cut into chunks, and not each of its parts",
+    35: "a parameter is frozen by the cut",
+    36: "tied weights are two after the cut",
+    37: "a norm of the own heads, in place of all",
+    38: "the loss that balances experts is behind the copy over tp",
+    39: "rotary positions begin at 0 in each rank of cp",
+    40: "experts have room for the own tokens, and not for those of all",
+    41: "the bias of experts follows the own counts",
+    42: "padding is in the number by which the loss is divided",
+    43: "a reduction takes the maximum",
+    44: "norms decay",
+    45: "a gradient is read at a wrong offset of its bucket",
+    46: "a local tensor of a DTensor without grad_placements",
+    47: "the loss of the last microbatch alone is said",
+    48: "gradients that accumulate are reduced after each microbatch",
+    49: "a parameter is not sent to ranks that do not own its states",
+    50: "a loader takes the rank for the place on dp",
+    51: "labels of another microbatch",
+    52: "the gradient of a microbatch is lost between stages",
 }
 HAND, TORCH_CUT, HEADS = programs.train_by_hand, others.train_sharded, others.train_heads
 STAGES, POSITIONS, DISPATCHING = others.train_stages, others.train_positions, others.train_dispatching
 BALANCED, PARTS = programs.train_balanced, others.train_accumulating_ddp
+ROUTING, IN_PARTS, HALVES = trainers.train_routing, trainers.train_in_parts, trainers.train_halves
 EXPERTS, BOTH = programs.train_experts, programs.train_experts_and_tensors
 
 # The kind of mistake, a training, its mistakes, the layout that shows them; tensor, kind and axis of what is told.
@@ -93,6 +114,17 @@ PLANTED = (
     (31, BALANCED, ("only said",), "dp=2", "balance", "divided", "dp"),
     (32, HAND, ("offset dropped",), "tp=2", "blocks.1.offset", "zero", ""),
     (33, HAND, ("learning rate times dp",), "dp=2", "embedding.weight", "update", ""),
+    (35, ROUTING, ("frozen by the cut",), "tp=2", "attention.q_scale", "zero", ""),
+    (36, ROUTING, ("tie broken",), "tp=2", "embedding.weight", "untied", ""),
+    (41, ROUTING, ("bias by own counts",), "dp=2", "experts.expert_bias", "unlike", "dp"),
+    (42, ROUTING, ("padding counts",), "dp=2", "loss", "padding", ""),
+    (43, IN_PARTS, ("largest gradient",), "dp=2", "head.bias", "operation", "dp"),
+    (44, ROUTING, ("norms decay",), "dp=2", "attention.q_scale", "decay", ""),
+    (45, ROUTING, ("bucket off by one",), "dp=2", "attention.qkv.weight", "displaced", ""),
+    (46, trainers.train_local, ("no grad_placements",), "tp=2", "norm.weight", "missing_sum", "tp"),
+    (48, IN_PARTS, ("reduced after each part",), "dp=2", "head.bias", "weighted", "dp"),
+    (49, IN_PARTS, ("last parameter not sent",), "dp=2", "head.bias", "unlike", "dp"),
+    (50, trainers.train_loading, ("place by rank",), "dp=2 tp=2", "samples", "samples", "dp"),
 )
 # The same kinds in other models, on other axes, by other factors, of biases, with other optimizers.
 VARIANTS = (
@@ -138,6 +170,7 @@ VARIANTS = (
     (33, TORCH_CUT, ("rate times the root of dp",), "dp=4", "embedding.weight", "update", ""),
 )
 # A mistake that no rule explains is told by where values first differ.
+AFTERWARDS = "so it is what comes after: how gradients of parameters are computed"
 LOSS = "it is the loss, or what it is given beside the model's output"
 BY_MODULE = (
     (6, programs.train_context, ("labels shifted",), "cp=2", LOSS),
@@ -155,6 +188,15 @@ BY_MODULE = (
     (12, HEADS, ("others are not masked",), "tp=2", "the output of embedding"),
     (9, HEADS, ("bias on each rank",), "tp=2", "the output of blocks.0; after that of blocks.0.norm"),
     (17, others.train_normalised, ("own statistics",), "dp=2", "the output of 2; after that of 1"),
+    (34, ROUTING, ("fused weight in chunks",), "tp=2", "the output of attention.out; after that of attention.qkv"),
+    (37, ROUTING, ("norm of own heads",), "tp=2", "the output of attention.out; after that of attention.qkv"),
+    (38, ROUTING, ("balance behind the copy",), "tp=2", "backward: the gradient of the output of experts.router"),
+    (39, ROUTING, ("unlimited", "rotated from 0"), "cp=2", "attention.out; after that of attention.qkv"),
+    (40, ROUTING, ("capacity of own tokens",), "dp=2", "the output of experts; after that of experts.router"),
+    (43, ROUTING, ("largest gradient",), "dp=2", AFTERWARDS),
+    (47, trainers.train_accumulating_sharded, ("only the last loss",), "dp=2", "only the number is wrong"),
+    (51, HALVES, ("labels in another order",), "pp=2", LOSS),
+    (52, HALVES, ("first part lost",), "pp=2", "the gradient of the output of layers.0; after that of layers.1"),
 )
 
 
@@ -201,5 +243,12 @@ SOUND = {
     "context": (programs.train_context, "cp=2"),
     "exchanging": (programs.train_exchanging, "cp=2"),
     "positions": (POSITIONS, "cp=3", "dp=2 cp=3"),
+    "routing": (ROUTING, "tp=2", "dp=2", "dp=2 tp=2"),
+    "routing over positions": (planted(ROUTING, "unlimited"), "cp=2"),
+    "local tensors": (trainers.train_local, "tp=2"),
+    "accumulating, fsdp2": (trainers.train_accumulating_sharded, "dp=2"),
+    "in parts": (IN_PARTS, "dp=2"),
+    "own places": (trainers.train_loading, "dp=2 tp=2"),
+    "halves": (HALVES, "pp=2"),
     **of_torch.SOUND,
 }

@@ -32,6 +32,10 @@ def rows_of(*values):
 TOP, BOTTOM = WHOLE[:2], WHOLE[2:]
 NAN = WHOLE.clone()
 NAN[0, 0] = float("nan")
+# The last elements, and the first ones, are of a tensor beside it.
+LATE, EARLY = (
+    torch.cat(pair).view(4, 3) for pair in ((WHOLE.flatten()[2:], torch.ones(2)), (torch.ones(5), WHOLE.flatten()[:-5]))
+)
 # What ranks hold, and the kinds and axes of the reasons.
 ONE_AXIS = (
     ("right", whole_of(WHOLE, WHOLE), []),
@@ -60,6 +64,8 @@ ONE_AXIS = (
     ("shifted", whole_of(WHOLE.roll(1, 0), WHOLE.roll(1, 0)), [("shifted", "")]),
     ("reversed", whole_of(WHOLE.flip(1), WHOLE.flip(1)), [("reversed", "")]),
     ("rows", whole_of(WHOLE[[0, 2, 1, 3]], WHOLE[[0, 2, 1, 3]]), [("rows", "")]),
+    ("from a later element on", whole_of(LATE, LATE), [("displaced", "")]),
+    ("from an earlier element on", whole_of(EARLY, EARLY), [("displaced", "")]),
 )
 SQUARE = torch.arange(1.0, 10.0, dtype=torch.float64).reshape(3, 3).sin()
 
@@ -113,6 +119,42 @@ class HypothesesTest(TestCase):
         self.assertEqual(
             [reason.kind for reason in one.of_tensor(SQUARE, whole_of(SQUARE.t(), SQUARE.t()))], ["transposed"]
         )
+
+    def test_updates(self):
+        """What a step adds: nothing, a multiple, and a multiple of the parameter besides."""
+        after = WHOLE + 0.1 * WHOLE.cos()
+        for name, have, kinds, words in (
+            ("lost", WHOLE, ["update"], "does not change it"),
+            ("twice", WHOLE + 0.2 * WHOLE.cos(), ["update"], "2 times that of the reference"),
+            ("decay", after - 0.01 * WHOLE, ["decay"], "-0.01 times the parameter itself"),
+            ("another", after + 0.01 * WHOLE.exp(), [], ""),
+        ):
+            with self.subTest(name):
+                found = hypotheses(tp=2).of_update(WHOLE, after, whole_of(have, have))
+                self.assertEqual([reason.kind for reason in found], kinds)
+                self.assertIn(words, " ".join(reason.text for reason in found))
+        # One rank decays it, and one does not.
+        self.assertEqual(hypotheses(tp=2).of_update(WHOLE, after, whole_of(after - 0.01 * WHOLE, after)), [])
+
+    def test_what_is_no_displacement(self):
+        """Equal elements are at each place, and most of the tensor must be there."""
+        same = torch.full((6,), 0.5, dtype=torch.float64)
+        but_last = torch.cat([same[:-1], torch.ones(1)])
+        self.assertEqual(hypotheses(tp=2).of_tensor(same, whole_of(but_last, but_last)), [])
+        little = torch.cat([WHOLE.flatten()[-5:], torch.ones(7)]).view(4, 3)
+        self.assertEqual(hypotheses(tp=2).of_tensor(WHOLE, whole_of(little, little)), [])
+
+    def test_padding(self):
+        """A mean over labels of which some do not count."""
+        one = hypotheses(dp=2)
+        one.labels = (5, 12)
+        for factor, words in ((5 / 12, "is 5/12 of"), (12 / 5, "is 1/(5/12) of")):
+            (reason,) = one.of_tensor(WHOLE, whole_of(factor * WHOLE, factor * WHOLE))
+            self.assertEqual((reason.kind, words in reason.text), ("padding", True))
+        self.assertEqual([r.kind for r in one.of_number(3.0, {0: 0.5, 1: 0.75})], ["padding"])
+        self.assertEqual([r.kind for r in one.of_number(3.0, {0: 0.5, 1: 2.0})], ["padding"])
+        one.labels = (12, 12)
+        self.assertEqual([r.kind for r in one.of_tensor(WHOLE, whole_of(*[5 / 12 * WHOLE] * 2))], ["scaled"])
 
     def test_numbers(self):
         """Every number is a multiple of another, so only exact ones are said."""

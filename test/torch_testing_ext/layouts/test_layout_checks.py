@@ -348,15 +348,36 @@ class RefusalsTest(LayoutCase):
             (model(torch.ones(1, 2)).sum()).backward()
             layout.step(model, torch.optim.SGD(model.parameters(), 0.1))
 
-        with self.refused("the reference has no parameter layers.", RankError):
+        told = "the reference has no parameter layers.weight; the nearest is layer.weight: give load(name=...)"
+        with self.refused(told, RankError):
             check_layouts(named, "tp=2")
-        with self.refused(
-            "weight is [2, 2] here and [4, 2] in the reference, and nothing says how it is cut", RankError
-        ):
-            check_layouts(shaped, "tp=2")
+        unsaid = "weight is [2, 2] here and [4, 2] in the reference, and nothing says how it is cut"
+        for told in (unsaid, "load before cutting it, or write layout.dims['weight'] = 'tp .'"):
+            with self.subTest(told), self.refused(told, RankError):
+                check_layouts(shaped, "tp=2")
+
+    def test_nothing_compared(self):
+        def stays_away(layout):
+            if layout.size("dp") == 1:
+                programs.train_by_hand(layout)
+
+        with self.refused("dp=2: nothing could be compared: call layout.step, or layout.watch"):
+            check_layouts(stays_away, "dp=2")
+
+    def test_weights_that_are_not_generic(self):
+        """At zero, a square has no gradient. Its weight is moved, unless the test says that it must not be."""
+
+        def train(layout):
+            trains(torch.zeros(2), layout, lambda parameter, batch: (parameter**2 * batch).sum())
+
+        self.told(train, "dp=2", "0", "missing_sum", "dp")
+        with self.refused("the reference does not train: all gradients are zero"):
+            check_layouts(train, "dp=2", generic=False)
 
     def test_arrows(self):
-        with self.refused("this layout saves and loads: call layout.checkpoint(save, load)", RankError):
+        with self.refused(
+            "'single -> dp=2' saves and loads: call layout.checkpoint(save, load) before the first step", RankError
+        ):
             check_layouts(lambda layout: trains(ones(), layout), "single -> dp=2")
         with self.refused("nothing is trained after loading"):
             check_layouts(by_hand(), "single -> single", save_after=2)
