@@ -4,10 +4,11 @@ default kinds of `--sanitize`, in turns.
     python benchmarks/collectives.py [--rounds N] [--files FILE ...] [--quick]
     python benchmarks/collectives.py --one-test [--rounds N]
     python benchmarks/collectives.py --sanitizer
+    python benchmarks/collectives.py --traffic
 
 --one-test leaves out the suites. --sanitizer measures instead what a collective costs its rank with each kind of checks
 of `--sanitize`: alone in a loop, with and without `async_op`, and among three ranks, where it waits for others and
-finds the caches cold.
+finds the caches cold. --traffic does so for blocks of `traffic`.
 Without means that ranks leave nothing of their collectives and the parent never looks at them. The exit code is 1 if a
 target is missed. Both candidates run under a sitecustomize module, which every new interpreter imports first.
 """
@@ -33,6 +34,7 @@ QUICK = "test/distributed/tensor/parallel/test_ddp_2d_parallel.py"
 MOST_PERCENT, MOST_MS = 2.0, 1.0
 MOST_PERCENT_SANITIZED = 10.0
 MOST_US = 25.0
+MOST_US_OF_TRAFFIC = 45.0
 
 WITHOUT = """
 from torch_testing_ext.launch import probes
@@ -144,6 +146,42 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+# Prints the CPU time of calls in microseconds, outside of a block of traffic and in one, in turns.
+IN_BLOCK = """
+import time
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch_testing_ext.traffic import traffic
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mine, weight = torch.ones(4), torch.ones(8, 8)
+class Layer(torch.nn.Module):
+    def forward(self, given):
+        dist.all_reduce(given)
+model = torch.nn.Sequential(torch.nn.Sequential(Layer()))
+calls = {
+    "all_reduce": lambda: dist.all_reduce(mine),
+    "async": lambda: dist.all_reduce(mine, async_op=True).wait(),
+    "functional": lambda: functional.wait_tensor(functional.all_reduce(mine, "sum", dist.group.WORLD)),
+    "in_a_module": lambda: model(mine),
+    "matmul": lambda: weight @ weight,
+}
+best = {(word, name): 1.0 for name in calls for word in ("without", "traffic")}
+def measure(word):
+    for name, call in calls.items():
+        began = time.thread_time()
+        for _ in range(300):
+            call()
+        best[word, name] = min(best[word, name], (time.thread_time() - began) / 300)
+for turn in range(20):
+    measure("without")
+    with traffic(model):
+        measure("traffic")
+for (word, name), seconds in best.items():
+    print(f"{word}:{name}", 1e6 * seconds)
+"""
+
+
 def micros_of(program: str, words: list[str]) -> dict[str, float]:
     """The microseconds that a program prints for each word."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -167,6 +205,19 @@ def sanitizer() -> int:
         Target("a collective with --sanitize, CPU, us more", micros["default"] - micros["off"], MOST_US),
         Target("one with async_op, and its wait, CPU, us more", hot_async["default"] - hot_async["off"], MOST_US),
     ]
+    print(*targets, sep="\n")
+    return 0 if all(target.reached for target in targets) else 1
+
+
+def traffic() -> int:
+    """Measure what blocks of `traffic` cost their rank: each collective, and each other operation."""
+    micros = micros_of(IN_BLOCK, [])
+    targets = []
+    for name in dict.fromkeys(word.partition(":")[2] for word in micros):
+        without, within = micros[f"without:{name}"], micros[f"traffic:{name}"]
+        print(f"{name:>14}: {without:5.1f} us without, {within:5.1f} us in a block")
+        if name != "matmul":
+            targets.append(Target(f"{name} in a block, CPU, us more", within - without, MOST_US_OF_TRAFFIC))
     print(*targets, sep="\n")
     return 0 if all(target.reached for target in targets) else 1
 
@@ -239,7 +290,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one suite, three rounds")
     parser.add_argument("--one-test", action="store_true", help="one test of 4 ranks, and no suites")
     parser.add_argument("--sanitizer", action="store_true", help="a collective with --sanitize")
+    parser.add_argument("--traffic", action="store_true", help="a collective in a block of traffic")
     arguments = parser.parse_args()
+    if arguments.traffic:
+        return traffic()
     if arguments.sanitizer:
         return sanitizer()
     files, rounds = ([QUICK], 3) if arguments.quick else (arguments.files, arguments.rounds)

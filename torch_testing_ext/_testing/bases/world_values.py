@@ -228,6 +228,8 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         """Count the bytes of a storage, which may have another size than before."""
         key, size = training.key_of(storage), storage.nbytes()
         before, reference = self._storages.get(key, (0, None))
+        if reference is not None and size == before:
+            return
         if reference is None:
             reference = weakref.ref(storage, lambda _: self._free(key))
         self._storages[key] = size, reference

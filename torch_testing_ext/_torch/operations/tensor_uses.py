@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -63,10 +62,12 @@ def _call(mode: TensorUses, func: Any, types: Any, args: Any, kwargs: Any) -> An
 
 
 _uncompiled: Callable[..., Any] = torch._disable_dynamo(_call, recursive=True)  # type: ignore[attr-defined]
+# None where the thread compiles nothing. 2.11 to 2.15.
+_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[attr-defined]
 
 
 def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    call = _uncompiled if "torch._dynamo" in sys.modules else _call
+    call = _call if _callback() is None else _uncompiled
     return call(mode, func, types, args, kwargs or {})
 
 
