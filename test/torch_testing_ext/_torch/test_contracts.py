@@ -344,6 +344,16 @@ def test_files_around_modes():
     assert function.__code__.co_filename.endswith(torch_frames.AROUND_MODES)
 
 
+@contract("blocks of traffic: torch would compile what counts in them")
+def test_callback_of_the_compiler():
+    """The compiler's callback is None in a thread that compiles nothing, and only there."""
+    compiler: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+    outside = compiler.set_eval_frame(False)
+    within = compiler.get_eval_frame_callback()
+    compiler.set_eval_frame(outside)
+    assert (outside, within, compiler.get_eval_frame_callback()) == (None, False, None)
+
+
 # -- records of collectives
 
 ENTRY = {
