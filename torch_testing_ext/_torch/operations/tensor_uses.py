@@ -63,7 +63,7 @@ def _call(mode: TensorUses, func: Any, types: Any, args: Any, kwargs: Any) -> An
 
 _uncompiled: Callable[..., Any] = torch._disable_dynamo(_call, recursive=True)  # type: ignore[attr-defined]
 # None where the thread compiles nothing. 2.11 to 2.15.
-_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[attr-defined]
+_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 
 def _dispatch(mode: TensorUses, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
