@@ -103,7 +103,10 @@ def facts_of(params: Sequence[Named], buffers: Iterable[Named], optimizers: Iter
 
 
 def _kind(leaf: Any) -> str:
-    return f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    placements = f", {leaf.placements}" if isinstance(leaf, DTensor) else ""
+    return f"{leaf.dtype} of shape {tuple(leaf.shape)}{placements}"
 
 
 def compare_facts(of_ranks: Sequence[Sequence[str]]) -> None:

@@ -190,8 +190,8 @@ def in_turns(replicated: Sequence[torch.Tensor], call: int) -> Sequence[torch.Te
 
 # A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Words of a large tensor are added before they are weighted by their place, if their distance is a multiple of this:
-# rows and columns that change places, or signs, are in different sums.
+# Words of a large tensor are rows of so many, and the sums of rows and of columns are weighted by their place: words
+# that change places are in other rows or columns. Odd: highest bits that flip in a whole row count.
 _SUMS = 127
 _LARGE = 4096
 # An odd number of 63 bits, whose multiples have no pattern.
@@ -214,10 +214,10 @@ def _words(flat: torch.Tensor) -> Iterator[torch.Tensor]:
     begin = flat.storage_offset() * flat.element_size()
     words = (flat.clone() if begin % size else flat).view(_INTEGERS[size])
     if len(words) >= _LARGE:
-        # Odd: an even number of words can change their highest bits without changing their sum.
-        rows = (len(words) // _SUMS - 1) | 1
-        yield words[: rows * _SUMS].view(rows, _SUMS).sum(0, dtype=torch.int64)
-        words = words[rows * _SUMS :]
+        grid = words[: len(words) // _SUMS * _SUMS].view(-1, _SUMS)
+        yield grid.sum(0, dtype=torch.int64)
+        yield grid.sum(1, dtype=torch.int64)
+        words = words[grid.numel() :]
     yield words.long()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_class
@@ -169,6 +169,12 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
     def resting(tensor: DTensor) -> RestingTensor:
         if id(tensor) in originals:
             return originals[id(tensor)]
+        if tensor.placements[0].is_partial("avg") and any(map(_is_uneven, originals.values())):
+            raise SPMDError(
+                f"{func} takes the mean of each rank's rows, and ranks have more or fewer.",
+                remedy="Take the sum and divide it, or full_tensor() first, on all ranks.",
+                where=current_line(),
+            )
         rests = RestingTensor.of(tensor)
         # `module.to()` swaps a parameter with the result.
         rests.pair = base.pair
@@ -182,6 +188,14 @@ def _on_rows(func: Any, args: Any, kwargs: Any) -> Any:
         return rests
 
     return pytrees.tree_map_only(DTensor, resting, result)
+
+
+def _is_uneven(tensor: DTensor) -> bool:
+    """Whether ranks have parts of different sizes."""
+    return any(
+        isinstance(placement, Shard) and tensor.shape[placement.dim] % tensor.device_mesh.size()
+        for placement in tensor.placements
+    )
 
 
 # Uses of a tensor that are no operations.

@@ -1,5 +1,6 @@
 """Values of rank 0 that all ranks get when a call begins."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,14 @@ def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
     """The plain tensors in the states of optimizers."""
     leaves = [leaf for optimizer in optimizers for leaf in pytrees.tree_leaves(dict(optimizer.state))]
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
+
+
+@torch.no_grad()
+def make_plain(optimizers: Iterable[Optimizer]) -> None:
+    """Let states that are DTensors, such as those of a sharded checkpoint, be whole as their plain parameters are."""
+    for values in itertools.chain.from_iterable(optimizer.state.values() for optimizer in optimizers):
+        if isinstance(values, dict):
+            values.update(pytrees.tree_map_only(DTensor, DTensor.full_tensor, values))
 
 
 @torch.no_grad()

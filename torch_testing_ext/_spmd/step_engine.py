@@ -25,7 +25,7 @@ from .modes import DataParallel, SPMDError, explained
 from .resting import Resting, TwoForms
 from .row_tensor import RowTensor
 from .row_updates import RowUpdates
-from .shared_values import broadcast, state_tensors
+from .shared_values import broadcast, make_plain, state_tensors
 from .state_finding import FoundState, find_state, named_state
 
 
@@ -171,6 +171,7 @@ class StepEngine:
     ) -> None:
         """Give all ranks rank 0's values, and manage what is new."""
         meeting, new = self.meeting, [param for _, param in fresh]
+        make_plain(optimizers)
         if meeting.world > 1:
             states = state_tensors(optimizers)
             broadcast(meeting, [*new, *(buffer for _, buffer in buffers), *states])

@@ -101,6 +101,18 @@ class TestChecksum(TestCase):
         for changed in (swapped, negated, -tensor, tensor.flip(0), tensor.flip(1)):
             self.assertNotEqual(checksum_of([changed]), before)
 
+    @parametrize("dtype", [torch.float64, torch.float32])
+    @parametrize("columns", [127, 254, 256])
+    def test_sees_rows_that_change_by_twos(self, columns, dtype):
+        tensor = torch.randn((600, columns), dtype=dtype)
+        before = checksum_of([tensor])
+        for other in (1, 127, 254):
+            swapped, negated = tensor.clone(), tensor.clone()
+            swapped[[0, other]] = tensor[[other, 0]]
+            negated[[0, other]] *= -1
+            for changed in (swapped, negated):
+                self.assertNotEqual(checksum_of([changed]), before, msg=f"rows 0 and {other}")
+
     @parametrize("size", [3, 2000])
     def test_sees_tensors_that_change_places(self, size):
         one, other = torch.randn(2, size)

@@ -5,6 +5,7 @@ import io
 
 import torch
 import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
 from loops import Parallel, Tied, adam, error, net, sgd, update, whole
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -132,6 +133,22 @@ class TestBetweenCalls(DTensorContinuousTestBase):
         )
         self.assertEqual([whole(param) for param in model.parameters()], [v * 2 for v in values.values()])
         step(model, optimizer, Parallel(self.rank).batch(4))
+
+    @parametrize("style", ["replicate", "fully_shard"])
+    def test_a_new_optimizer_goes_on_with_rows_of_a_checkpoint(self, style):
+        model, optimizer, step = self._trained()
+        saved = io.BytesIO()
+        torch.save(optimizer.state_dict(), saved)
+        saved.seek(0)
+        other = net()
+        other.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
+        resumed = adam(other)
+        resumed.load_state_dict(torch.load(saved, weights_only=False))
+        again = compile(parallel_mode=DataParallel(style))(update)
+        for call in range(3, 6):
+            step(model, optimizer, Parallel(self.rank).batch(call))
+            again(other, resumed, Parallel(self.rank).batch(call))
+            self.assertEqual([*map(whole, other.parameters())], [*map(whole, model.parameters())])
 
     def test_what_torch_cannot_do_it_refuses(self):
         model, optimizer, step = self._trained()
@@ -310,6 +327,21 @@ class TestBetweenCalls(DTensorContinuousTestBase):
         self.assertEqual(weight[3, 2].item(), whole(weight)[3, 2].item())
         norm = nn.utils.get_total_norm([whole(param.grad) for param in model.parameters()])
         self.assertEqual(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item(), norm.item())
+
+    def test_a_mean_of_uneven_rows_is_right_or_refused(self):
+        model, _, _ = self._trained(model=net(6, 7, 4))
+        even, uneven = model[2].weight, model[0].weight
+        with torch.no_grad():
+            self.assertEqual(whole(uneven.mean()), whole(uneven).mean())
+            # torch takes the mean of the ranks' means.
+            self.assertEqual(whole(F.mse_loss(even, even * 2)), F.mse_loss(whole(even), whole(even) * 2))
+            for loss in (F.mse_loss, F.huber_loss):
+                try:
+                    found = whole(loss(uneven, uneven * 2))
+                except SPMDError as refused:
+                    self.assertRegex(str(refused), r"mean of each rank's rows(.|\n)*test_sharding.py")
+                else:
+                    self.assertEqual(found, loss(whole(uneven), whole(uneven) * 2), msg=loss.__name__)
 
     def test_a_backward_outside_of_a_step_averages(self):
         model, optimizer, _ = self._trained(wrap=compile())
