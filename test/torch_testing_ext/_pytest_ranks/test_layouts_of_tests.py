@@ -83,8 +83,9 @@ class LayoutsInRunnersTest(PytestCase):
 
     def test_too_few_accelerators(self) -> None:
         """A layout of more ranks than there are devices is skipped, as with the mark world_size."""
-        body = "@mark('dp=4', devices=1)\ndef test_x(layout): ..."
-        run = run_pytest({"test_x.py": f"{HEAD}{body}\n"}, "--fake-accelerators=2", "-rs")
+        training = TRAINING.replace('"dp=2", "ep=2", "dp=4"', '"dp=4", devices=1')
+        with tempfile.TemporaryDirectory() as folder:
+            run = run_pytest({"test_x.py": training}, "--fake-accelerators=2", "-rs", COUNT=f"{folder}/count")
         self.assertEqual(run.code, 0, run.text)
         self.assertIn("Need at least 4 accelerator devices", run.text)
         self.assertEqual(set(run.outcomes.values()), {"skipped"}, run.text)
