@@ -127,6 +127,8 @@ def _compile_once() -> None:
         with compiled_autograd._enable(compiler_fn()):
             torch.compile(nn.Linear(2, 2), backend=BACKEND)(torch.ones(1, 2)).sum().backward()
         torch._dynamo.reset()
+        # Ranks are forks: tests count what they compile themselves.
+        counters.clear()
 
 
 # A worker of pytest-xdist also imports the file if other workers run its tests: there, the first
