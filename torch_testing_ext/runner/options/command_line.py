@@ -64,8 +64,8 @@ _INSTEAD = {
     **dict.fromkeys(("--stress-count", "--count"), "--repeat N"),
     **dict.fromkeys(("--random-order", "--randomly-seed"), "--shuffle"),
     **dict.fromkeys(("--ranks", "--np", "--nproc", "--nproc-per-node"), "--world-size N"),
-    "--rank": "--trace=RANK to debug a rank",
-    **dict.fromkeys(("--kill", "--fault", "--faults"), "@pytest.mark.faults(faults.kill(...)) on the test, or --sweep"),
+    "--rank": "--trace=RANK to stop in a rank",
+    **dict.fromkeys(("--kill", "--fault", "--faults"), "@pytest.mark.faults(faults.kill(...)) on the test"),
     "--no-capture": "-s",
 }
 

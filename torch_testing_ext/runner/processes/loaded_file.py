@@ -56,7 +56,7 @@ class LoadedFile:
     left_out: tuple[str, ...] | None = None
     # Of pytest's settings.
     warnings_of_settings: tuple[str, ...] = ()
-    # It is a fault if it has none.
+    # Without any, there is a warning.
     should_have_tests: bool = True
 
     @classmethod
