@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from torch_testing_ext._collectives.findings.finding import Finding
+from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.findings.uneven_calls import differences
 from torch_testing_ext._process.logs import cut_middle
 from torch_testing_ext._process.same_texts import warnings_once, without_accidents, without_own_number
-from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, list_of
+from torch_testing_ext._process.words import MOST_LINES, count, few, group_by, grouped, list_of
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch import hang
 from torch_testing_ext.launch.accounts import RankEnding
@@ -19,6 +19,9 @@ from torch_testing_ext.launch.rank_reports import RankReport, is_victim, records
 from torch_testing_ext.launch.verdict import Verdict
 
 LONGEST_OUTPUT = 6_000
+_LONGEST_OF_THREAD = 160
+# A rank may have left out its call since its thread has died.
+_MAY_LACK_A_CALL = (FindingKind.MISMATCH, FindingKind.DEADLOCK, FindingKind.ABANDONED, FindingKind.BEHIND)
 
 
 def _after_faults(failure: JudgedFailure) -> JudgedFailure:
@@ -28,6 +31,30 @@ def _after_faults(failure: JudgedFailure) -> JudgedFailure:
     ]
     untold = [text for text in happened if text not in failure.title]
     return replace(failure, title=f"after {' and '.join(untold)}: {failure.title}") if untold else failure
+
+
+def _after_dead_threads(failure: JudgedFailure) -> JudgedFailure:
+    """The failure of ranks that wait, or disagree, with the threads in its title that have died in one of them."""
+    finding = failure.finding
+    suspects = {r.rank for r in failure.reports}
+    if finding is not None:
+        if finding.kind not in _MAY_LACK_A_CALL:
+            return failure
+        doings = [line for line in finding.lines if isinstance(line, Doing)]
+        suspects = {*finding.ranks, *(rank for line in doings for rank in (line.rank, *line.awaited))}
+    dead = grouped(
+        (thread, r.rank)
+        for r in failure.reports
+        if r.rank in suspects and r.recorder is not None
+        for thread in r.recorder.dead_threads
+    )
+    if not dead:
+        return failure
+    (name, error), ranks = next(iter(dead.items()))
+    more = f" (and {len(dead) - 1} more)" if len(dead) > 1 else ""
+    title = f"after thread {name} of {list_of(ranks)} raised {cut_middle(error, _LONGEST_OF_THREAD)}{more}"
+    others = [rank for rank in failure.culprits if rank not in ranks]
+    return replace(failure, title=f"{title}: {failure.title}", culprits=(*ranks, *others))
 
 
 def of_all(ranks: Sequence[int], size: int) -> str:
@@ -51,6 +78,8 @@ def verdict_on(
 
     `is_blamed`: its table begins with the culprit.
     """
+    if outcome is TestOutcome.TIMEOUT or (failure.finding is not None and failure.tells_finding):
+        failure = _after_dead_threads(failure)
     failure = _after_faults(failure)
     first = next(iter(failure.culprits), None)
     account = _compose(failure, shown, first if is_blamed else None, calls)

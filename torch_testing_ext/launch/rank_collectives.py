@@ -127,6 +127,7 @@ def _packed(
 ) -> bytes:
     from torch_testing_ext._torch import torch_frames
     from torch_testing_ext._torch.groups import collective_errors, made_groups
+    from torch_testing_ext.launch.aspects import warnings_in_rank
 
     groups = [group.fields for group in made_groups.made_groups()]
     creating = made_groups.group_in_creation()
@@ -134,9 +135,8 @@ def _packed(
     errors = list(collective_errors.errors.moments)
     lists = [tuple(each) for each in made_groups.noted_lists]
     living = None if state is None else made_groups.living_groups()
-    return pack_record(
-        groups, dumps, errors, torch_frames.TORCH_FOLDER, at, state, sequences, being_made, lists, living
-    )
+    folder, dead = torch_frames.TORCH_FOLDER, list(warnings_in_rank.dead_threads)
+    return pack_record(groups, dumps, errors, folder, at, state, sequences, being_made, lists, living, dead)
 
 
 def _sequences() -> dict[str, tuple[int, int, int]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -126,6 +127,62 @@ def a_rank_that_comes_too_late(self):
 @told("all 3 ranks raised RuntimeError: Split sizes", levels=(1,))
 def arguments_that_torch_refuses(self):
     in_thread(lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3), [1, 1, 1], [1, 1, 5]))
+
+
+# -- a thread that dies of something else, before its call
+
+
+def counts_of(rank):
+    return {0: 1, 2: 3}[rank]
+
+
+DIED = "after thread reporter of rank 1 raised KeyError: 1 (told_dead_threads.py:"
+
+
+@told(DIED, "rank 0 waits in group stats (all_reduce #1", "for rank 1, which waits in the default group (barrier #2")
+def a_metric_that_a_rank_cannot_count(self):
+    stats = dist.new_group(group_desc="stats")
+    dist.barrier()
+    in_thread(lambda: dist.all_reduce(torch.tensor([counts_of(self.rank)]), group=stats), name="reporter")
+    dist.barrier()  # rank 1
+
+
+@told(DIED, "rank 1 left before all_reduce #2; ranks 0, 2 are waiting in it")
+def a_rank_that_leaves_then(self):
+    dist.barrier()
+
+    def report():
+        counts_of(self.rank)
+        dist.all_reduce(torch.ones(4))  # ranks 0, 2
+
+    in_thread(report, name="reporter")
+
+
+@told(DIED, "rank 1 calls barrier, the others call all_reduce [4] float32", "in call #1")
+def another_call_then(self):
+    def report():
+        counts_of(self.rank)
+        dist.all_reduce(torch.ones(4))  # ranks 0, 2
+
+    in_thread(report, name="reporter")
+    dist.barrier()  # rank 1
+
+
+@told(
+    "after thread loader of rank 1 raised ValueError: no batch (told_dead", "rank 1 waits for a lock, a queue", size=2
+)
+def a_queue_that_is_not_filled_then(self):
+    batches = queue.Queue()
+
+    def load():
+        for step in range(2):
+            if step == self.rank == 1:
+                raise ValueError("no batch")
+            batches.put(torch.ones(4))
+
+    threading.Thread(target=load, name="loader", daemon=True).start()
+    for _ in range(2):
+        dist.all_reduce(batches.get())
 
 
 # -- sound

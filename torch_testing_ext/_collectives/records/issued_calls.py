@@ -195,6 +195,8 @@ class RankRecord:
     lists: tuple[MemberList, ...] = ()
     # The groups that it still had while it ran, by name, generation and world; None if that is not known.
     living: frozenset[tuple[str, int, str]] | None = None
+    # The threads of its program that an exception has ended: the name of each, and that exception with its line.
+    dead_threads: tuple[tuple[str, str], ...] = ()
 
     def has_destroyed(self, key: GroupKey) -> bool:
         """Whether the rank has destroyed a group, and with it the calls in it, and runs."""

@@ -49,6 +49,7 @@ def pack_record(
     creating: tuple[Any, ...] | None = None,
     lists: Sequence[tuple[Any, ...]] = (),
     living: Sequence[int] | None = None,
+    dead_threads: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """Pack the record of a rank.
 
@@ -57,9 +58,10 @@ def pack_record(
     functions of torch.distributed have raised. `folder`: of torch. `at`: the moment. `state`: of its threads.
     `sequences`: the sequence numbers of its groups, None if unknown: then there may be messages that nobody has noted.
     `lists`: the fields of the member lists that it has given. `living`: the numbers of the groups that it has, while it
-    runs.
+    runs. `dead_threads`: see `RankRecord`.
     """
-    return dumps_pickle((groups, dumps, errors, folder, at, messages.encode(state), sequences, creating, lists, living))
+    packed = messages.encode(state)
+    return dumps_pickle((groups, dumps, errors, folder, at, packed, sequences, creating, lists, living, dead_threads))
 
 
 # So many threads are expected to issue calls with roots in one group at the same time.
@@ -77,7 +79,9 @@ class RawRecord:
     """The record that a rank has left, read. `is_whole`: no recorder has dropped entries that count."""
 
     def __init__(self, data: bytes):
-        listed, dumps, errors, self._folder, self.at, state, sequences, creating, lists, living = pickle.loads(data)
+        fields = pickle.loads(data)
+        listed, dumps, errors, self._folder, self.at, state, sequences, creating, lists, living, dead = fields
+        self._dead_threads: Sequence[tuple[str, str]] = dead
         self._errors: Sequence[int] = errors
         self._has_all_messages = True
         self._living: Sequence[int] | None = living
@@ -212,7 +216,13 @@ class RawRecord:
             # The rank ran on: it may have made groups after those that it has listed.
             listed = [keys[n] for n in self._living if n < len(keys)]
             living = frozenset((key.name, key.generation, key.world) for key in listed)
-        return replace(record, has_all_messages=self._has_all_messages, lists=self._lists, living=living)
+        return replace(
+            record,
+            has_all_messages=self._has_all_messages,
+            lists=self._lists,
+            living=living,
+            dead_threads=tuple(self._dead_threads),
+        )
 
     def _issued(self) -> Iterator[CallInGroup]:
         raised, latest = self._raised(), len(self._entries) - 1

@@ -27,6 +27,7 @@ from torch_testing_ext._testing.bases.shown_ranks import ShownRanks
 from torch_testing_ext._testing.bases.spawned_functions import need_of_devices
 from torch_testing_ext._testing.bases.torchrun_scripts import TorchrunRanks
 from torch_testing_ext.launch import session
+from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.attempts import RankAttempt, TestPlan
 from torch_testing_ext.launch.host_kinds import HostKind
 
@@ -125,8 +126,10 @@ def _usual_path(executable: str, python_path: str) -> tuple[str, ...]:
 def _run_in_script(context: launch.RankContext, script: str) -> None:
     def body() -> None:
         try:
-            _run_as_main(script)
-            _end_as_an_interpreter()
+            with warnings_in_rank.uncaught_in_threads() as dead:
+                _run_as_main(script)
+                _end_as_an_interpreter()
+            warnings_in_rank.raise_of_collectives(dead)
         except SystemExit:
             raise
         except BaseException as error:

@@ -11,8 +11,9 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 import types
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ class Recording(importlib.abc.MetaPathFinder):
         self._sanitize = sanitize
         self._rank = int(os.environ["RANK"])
         self._is_on = False
+        # What the rank notes of its threads, until it exits.
+        self._noting = ExitStack()
+        self._dead: Any = ()
         atexit.register(self._write_collectives)
         if "torch" in sys.modules:
             self._begin()
@@ -63,6 +67,7 @@ class Recording(importlib.abc.MetaPathFinder):
             from torch_testing_ext._process import messages
             from torch_testing_ext._torch.groups import watched_groups
             from torch_testing_ext.launch import AccountWriter, RankContext, rank_collectives
+            from torch_testing_ext.launch.aspects import warnings_in_rank
             from torch_testing_ext.launch.causes import is_of_lost_peer
             from torch_testing_ext.launch.jobs import Sanitize, log_of
         finally:
@@ -74,7 +79,16 @@ class Recording(importlib.abc.MetaPathFinder):
             watched_groups.watch_process_groups(lambda name: nullcontext(), is_of_lost_peer)
             sanitize = messages.from_json(self._sanitize, messages.by_name(Sanitize))
             rank_collectives.begin_sanitizing(self._rank, sanitize, log_of(self._folder, self._rank))
+            self._dead = self._noting.enter_context(warnings_in_rank.uncaught_in_threads())
             self._is_on = True
+
+    def end_threads(self) -> None:
+        """Wait for the threads of a script that is over, and raise what torch.distributed has raised in one."""
+        if self._is_on:
+            from torch_testing_ext.launch.aspects import warnings_in_rank
+
+            threading._shutdown()  # type: ignore[attr-defined, unused-ignore]
+            warnings_in_rank.raise_of_collectives(self._dead)
 
     def _write_collectives(self) -> None:
         """Write the file when Python exits."""
@@ -95,7 +109,7 @@ class Recording(importlib.abc.MetaPathFinder):
 
 def main() -> None:
     folder, sanitize, script, *words = sys.argv[1:]
-    Recording(folder, sanitize)
+    recording = Recording(folder, sanitize)
     sys.argv = [script, *words]
     # The flag is new in Python 3.11.
     if not getattr(sys.flags, "safe_path", False):
@@ -105,7 +119,12 @@ def main() -> None:
     sys.modules["__main__"] = module
     with io.open_code(script) as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
-    exec(code, vars(module))
+    try:
+        exec(code, vars(module))
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
+    recording.end_threads()
 
 
 if __name__ == "__main__":

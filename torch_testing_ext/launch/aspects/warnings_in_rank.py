@@ -7,14 +7,18 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from gc import collect
 from typing import Any
 
-from torch_testing_ext.launch.account_writer import AccountWriter, summarize
+from torch_testing_ext.launch.account_writer import AccountWriter, sites_of, summarize
 from torch_testing_ext.launch.accounts import pack_warning
 from torch_testing_ext.launch.causes import is_of_collectives
+
+# The threads that have died in the test of this process, but for what others did: the name of each, and its exception
+# in words, which keep no objects of the test.
+dead_threads: list[tuple[str, str]] = []
 
 
 @contextmanager
@@ -43,28 +47,48 @@ def _warning_of_pytest() -> type[Warning]:
 
 
 @contextmanager
-def _uncaught_in_threads(category: type[Warning], account: AccountWriter | None = None) -> Iterator[None]:
-    """Warn of the exceptions of threads at the end of this block, in this account if there is one."""
-    uncaught: list[tuple[str, BaseException]] = []
+def uncaught_in_threads() -> Iterator[Sequence[tuple[str, BaseException]]]:
+    """Note the threads that die in this block: the name of each, and its exception."""
+    dead: list[tuple[str, BaseException]] = []
+    dead_threads.clear()
 
     def on_thread(args: Any) -> None:
-        # The warning may come late, or never: the main thread may wait for this one.
+        # Whoever asks for them may come late, or never: the main thread may wait for this one.
         threading.__excepthook__(args)
-        if args.exc_type is not SystemExit and args.exc_value is not None:
-            name = args.thread.name if args.thread else None
-            uncaught.append((f"Exception in thread {name}: {summarize(args.exc_value)}", args.exc_value))
+        error = args.exc_value
+        if args.exc_type is SystemExit or error is None:
+            return
+        name = args.thread.name if args.thread else ""
+        dead.append((name, error))
+        if not is_of_collectives(error):
+            place = next((f" ({site.place})" for site in reversed(sites_of(error))), "")
+            dead_threads.append((name, f"{summarize(error)}{place}"))
 
     before = threading.excepthook
     threading.excepthook = on_thread
     try:
-        yield
+        yield dead
     finally:
         threading.excepthook = before
+
+
+def raise_of_collectives(dead: Sequence[tuple[str, BaseException]]) -> None:
+    """Raise the first exception that torch.distributed has raised: the rank did not take part in what its peers did."""
+    for _, error in dead:
+        if is_of_collectives(error):
+            raise error
+
+
+@contextmanager
+def _uncaught_in_threads(category: type[Warning], account: AccountWriter | None = None) -> Iterator[None]:
+    """Warn of the exceptions of threads at the end of this block, in this account if there is one."""
+    with uncaught_in_threads() as dead:
+        yield
     with warnings.catch_warnings(record=True) if account is not None else nullcontext() as seen:
-        for title, error in uncaught:
+        for name, error in dead:
             if is_of_collectives(error):
                 raise error
-            _warn_of(category, title, error)
+            _warn_of(category, f"Exception in thread {name}: {summarize(error)}", error)
     if account is not None:
         account.add(map(pack_warning, seen or ()))
 

@@ -151,13 +151,20 @@ if __name__ == "__main__":
     spawn(check, 1, Size())
 """
 
-POOL = """
+# A module keeps the pool, whose threads wait for more to do when the script is over.
+THREADS = """
+import sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import beside, torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
+dist.barrier()
 beside.pool = ThreadPoolExecutor(1)
 beside.pool.submit(dist.all_reduce, torch.ones(4)).result()
+if "alone" in sys.argv and dist.get_rank() == 0:
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),))
+    thread.start()
+    thread.join()
 print("over")
 """
 
@@ -192,9 +199,11 @@ class RunScriptTest(TestCase):
         with self.assertRaisesRegex(RuntimeError, "rank 1"):
             run_script(self.script, "sleep", world_size=2, timeout=2)
 
-    def test_a_pool_that_a_module_keeps(self):
-        self.script.write_text(POOL)
+    def test_threads(self):
+        self.script.write_text(THREADS)
         self.assertEqual(run_script(self.script, world_size=2).outputs, ("over\n", "over\n"))
+        with self.assertRaisesRegex(RuntimeError, "^rank 1 left before all_reduce #3; rank 0 is waiting in it"):
+            run_script(self.script, "alone", world_size=2)
 
     @pytest.mark.slow
     def test_under_torchrun(self):

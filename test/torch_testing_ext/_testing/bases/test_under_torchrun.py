@@ -41,6 +41,21 @@ dist.all_reduce(torch.ones(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)
 dist.destroy_process_group()
 """
 )
+# A pool that ends with the program, and a thread that dies of its peer's end.
+THREADS = (
+    HEAD
+    + """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+pool = ThreadPoolExecutor(1)
+pool.submit(dist.all_reduce, torch.ones(4)).result()
+if "alone" in sys.argv and rank == 0:
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.ones(4),))
+    thread.start()
+    thread.join()
+"""
+)
 # What a wrapper could get wrong; rank 1 leaves nothing.
 PLAIN = subject(__file__, "plain_script.py")
 
@@ -99,6 +114,14 @@ class UnderTorchrunTest(unittest.TestCase):
         self.assertIsInstance(error, rank_verdicts.RankFailure)
         self.assertIn("rank 0 calls all_reduce [4] float32 sum, rank 1 calls all_reduce [4] float32 max", str(error))
         self.assertEqual(said, "torch_testing_ext: ranks that torchrun starts are not checked for: hash\n")
+
+    def test_threads(self):
+        self.assertIsNone(self.run_script(THREADS)[0])
+        error, _ = self.run_script(THREADS, "alone")
+        self.assertIsInstance(error, rank_verdicts.RankError)
+        self.assertRegex(
+            str(error), r"(?s)torchrun exited with code 1: train.py in 2 ranks.*in end_threads.*all_reduce"
+        )
 
     def test_a_script_runs_as_ever(self):
         error, said = self.run_script(PLAIN, "a", "--b")
