@@ -640,38 +640,19 @@ class BadInputTest(unittest.TestCase):
                 make = partial(fault_sweep, kill, at=calls(), ranks=[1], known=[known(other, "why")])
                 self.refuses("the sweep tries no such fault, but faults such as kill.rank=1, at=call.1..", make)
 
-    def test_rank_of_a_sweep_out_of_range(self):
-        def make():
-            type("Bad", (Ranks,), {"dies": fault_sweep(kill, at=calls(), ranks=[2])(lambda self: None)})
-
-        self.refuses("the test has 2 ranks; give a rank from 0 to 1", make)
-
     def test_rank_out_of_range(self):
-        def make():
-            type("Bad", (Ranks,), {"dies": faults(kill(2, at=call(1)))(lambda self: None)})
-
-        self.refuses("the test has 2 ranks; give a rank from 0 to 1", make)
-
-    def test_rank_out_of_range_of_a_size_that_is_known_late(self):
-        bad = type("Late", (Ranks,), {"dies": faults(kill(2, at=call(1)))(lambda self: None), "world_size": None})
-        bad.world_size = 2
-        self.assertIn("the test has 2 ranks; give a rank from 0 to 1", outcome_of(bad("dies")).message)
-
-    def test_classes_without_faults_are_not_asked_for_their_size(self):
-        """It may be the number of the devices, which takes long to find."""
-        asked = []
-
-        class Sized(Ranks):
-            @property
-            def world_size(self):
-                asked.append(1)
-                return 2
-
-        type("Plain", (Sized,), {"test_it": lambda self: None})
-        self.assertEqual(asked, [])
-        faulty = {"test_it": faults(kill(2, at=call(1)))(lambda self: None)}
-        self.refuses("the test has 2 ranks; give a rank from 0 to 1", lambda: type("Faulty", (Sized,), faulty))
-        self.assertEqual(asked, [1])
+        """It fails that test alone: the others of its file run."""
+        late = type("Late", (Ranks,), {"dies": faults(kill(2, at=call(1)))(lambda self: None), "world_size": None})
+        late.world_size = 2
+        swept = {"dies": fault_sweep(kill, at=calls(), ranks=[2])(lambda self: None)}
+        for bad in (
+            type("Bad", (Ranks,), {"dies": faults(kill(2, at=call(1)))(lambda self: None)}),
+            type("Swept", (Ranks,), swept),
+            late,
+        ):
+            with self.subTest(bad=bad.__name__):
+                message = outcome_of(bad("dies")).message
+                self.assertIn("the test has 2 ranks; give a rank from 0 to 1", message)
 
     def test_operations_are_those_of_the_hook(self):
         self.assertEqual({known["kind"] for known in operation_hook.KNOWN.values()}, set(OPERATIONS_OF_CALLS))

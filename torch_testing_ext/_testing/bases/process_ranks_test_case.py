@@ -20,7 +20,6 @@ from torch_testing_ext._testing.bases.invocation import command_of
 from torch_testing_ext._testing.bases.rank_verdicts import Interrupted
 from torch_testing_ext._testing.bases.ranked_test_case import PARENT, RankedTestCase
 from torch_testing_ext._testing.helpers import expectations
-from torch_testing_ext.launch.aspects.faults import check_faults
 from torch_testing_ext.launch.attempts import Host, RanksEnd
 from torch_testing_ext.launch.session import Session
 
@@ -42,7 +41,6 @@ class ProcessRanksTestCase(RankedTestCase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_faults(cls)
         # A fork server that starts later finds the class by this.
         launch.Named.of(cls)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -243,22 +242,3 @@ def _say_not_swept(why: str) -> None:
         from torch_testing_ext._tests.sweep_reports import SweepReport
 
         notes.note_sweep(SweepReport(why_not=why))
-
-
-def check_faults(cls: type) -> None:
-    """Raise ValueError if a test of this class has faults for a rank that it has not, as far as that is known."""
-    plans = {name: plan for name, test in vars(cls).items() if (plan := plan_on(test)) is not None}
-    if not plans:
-        # The number of ranks may be that of the devices, which takes long to find.
-        return
-    size = getattr(cls, "world_size", None)
-    if isinstance(size, property):
-        # It may need more than an instance has that nobody has made.
-        with suppress(Exception):
-            size = size.__get__(object.__new__(cls))
-    if not isinstance(size, int) or size < 1:
-        return
-    for name, plan in plans.items():
-        why = plan.why_not(size)
-        if why:
-            raise ValueError(f"@faults of {cls.__qualname__}.{name}: {why}")
