@@ -5,10 +5,12 @@ in an sdist, that with which the sdist was built. Where there is none, the descr
 pages lead to the built documentation if the variable SITE_URL has its address.
 """
 
+import gzip
 import os
 import re
 import shutil
 import subprocess
+import tarfile
 from email import message_from_string
 from pathlib import Path
 
@@ -76,7 +78,10 @@ def urls(source: str, site: str) -> dict[str, str]:
 
 
 class WholeSdist(sdist):
-    """Adds what works on the package: documents, tests with their symbolic links, tools."""
+    """Adds what works on the package: documents, tests with their symbolic links, tools.
+
+    With SOURCE_DATE_EPOCH, the same files give the same bytes, as those of a wheel do.
+    """
 
     def make_release_tree(self, base_dir, files):
         super().make_release_tree(base_dir, files)
@@ -84,6 +89,26 @@ class WholeSdist(sdist):
             shutil.copytree(HERE / name, Path(base_dir, name), symlinks=True, ignore=UNWANTED, dirs_exist_ok=True)
         for name in FILES + HIDDEN:
             shutil.copy(HERE / name, base_dir)
+
+    def make_archive(self, base_name, format, root_dir=None, base_dir=None, **owner):
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if not epoch or format != "gztar":
+            return super().make_archive(base_name, format, root_dir, base_dir, **owner)
+        moment, name = int(epoch), f"{base_name}.tar.gz"
+
+        def of_nobody(member):
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            member.mtime, member.uid, member.gid, member.uname, member.gname = moment, 0, 0, "", ""
+            return member
+
+        with (
+            open(name, "wb") as file,
+            gzip.GzipFile("", "wb", mtime=moment, fileobj=file) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for path in (Path(base_dir), *sorted(Path(base_dir).rglob("*"))):
+                archive.add(path, recursive=False, filter=of_nobody)
+        return name
 
 
 # setuptools would pack modules that an earlier build left there, although they are gone.

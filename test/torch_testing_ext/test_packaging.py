@@ -71,6 +71,7 @@ class PackageTest(unittest.TestCase):
         backend = f"import setuptools.build_meta as backend; print(backend.build_{kind}({str(cls.folder)!r}))"
         # The wheel has the addresses from the sdist.
         given = {"GITHUB_REPOSITORY": "someone/project", "SITE_URL": f"{SITE}/"} if kind == "sdist" else {}
+        given["SOURCE_DATE_EPOCH"] = "1700000000"
         done = python("-c", backend, cwd=source, **{"GITHUB_REPOSITORY": "", "SITE_URL": "", **given})
         assert done.returncode == 0, done.stdout + done.stderr
         return cls.folder / done.stdout.splitlines()[-1]
@@ -98,6 +99,19 @@ class PackageTest(unittest.TestCase):
         missing = {name for name in known if (ROOT / name).is_file()} - self.in_sdist
         self.assertEqual(missing, set())
         self.assertTrue((self.sdist / "test/torch_testing_ext/launch/kit").is_symlink())
+
+    @pytest.mark.slow
+    def test_the_same_files_give_the_same_bytes(self):
+        """At any time, from any folder, for any user."""
+        (built,) = self.folder.glob("*.tar.gz")
+        first, (wheel,) = built.read_bytes(), (file.read_bytes() for file in self.folder.glob("*.whl"))
+        copy = self.folder / "another"
+        copy_source(ROOT, copy)
+        for file in (copy / "torch_testing_ext").glob("*.py"):
+            file.chmod(0o600)
+            os.utime(file, (0, 0))
+        self.assertEqual(self.build("sdist", copy).read_bytes(), first)
+        self.assertEqual(self.build("wheel", self.sdist).read_bytes(), wheel)
 
     def test_the_metadata(self):
         facts = message_from_bytes((self.facts / "METADATA").read_bytes())
