@@ -38,12 +38,12 @@ class Recovering(Ranks):
 
     world_size = 3
 
-    def join(self, world, rank=None, size=None):
-        """Join one world after another."""
+    def join(self, world, rank=None, size=None, seconds=60):
+        """Join one world after another; `seconds`: the time-out of its calls."""
         size = size or self.world_size
         store = dist.FileStore(f"{self.file_name}.{world}", size)
         rank = self.rank if rank is None else rank
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
 
     def lose_rank_2(self):
         """The others go on in a world of their own."""
@@ -141,7 +141,7 @@ class Recovering(Ranks):
         dist.all_reduce(total)
         self.assertEqual(total.item(), 2)
 
-    def meet_again(self):
+    def meet_again(self, seconds=60):
         """After rank 2 has begun again, all are in a new world."""
         if not self.incarnation:
             self.join(0)
@@ -149,12 +149,20 @@ class Recovering(Ranks):
                 for _ in range(3):
                     dist.all_reduce(torch.ones(1))
             dist.destroy_process_group()
-        self.join(1)
+        self.join(1, seconds=seconds)
 
     @faults(kill(2, at=call(2)), restart(2), within=15)
     def calls_more_after_the_restart(self):
         """The second process of rank 2 is in a barrier, the others in an all_reduce."""
         self.meet_again()
+        if self.incarnation:
+            dist.barrier()
+        dist.all_reduce(torch.ones(1))
+
+    @faults(kill(2, at=call(2)), restart(2))
+    def calls_time_out_after_the_restart(self):
+        """The same, in which torch gives up first."""
+        self.meet_again(seconds=1)
         if self.incarnation:
             dist.barrier()
         dist.all_reduce(torch.ones(1))
@@ -286,10 +294,10 @@ class RecoveryTest(unittest.TestCase):
         self.assert_told(Recovering("dies_at_a_point_of_the_first_process"), told)
 
     def test_calls_of_a_dead_process_are_not_compared_with_those_of_the_next(self):
-        message = self.assert_told(
-            Recovering("calls_more_after_the_restart"), "rank 2 calls barrier, the others call all_reduce"
-        )
-        self.assertNotIn("never reached", message)
+        for name in ("calls_more_after_the_restart", "calls_time_out_after_the_restart"):
+            with self.subTest(name):
+                told = "rank 2 calls barrier, the others call all_reduce"
+                self.assertNotIn("never reached", self.assert_told(Recovering(name), told))
 
     def test_a_call_that_has_raised_is_over(self):
         with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", 4.0):
@@ -312,15 +320,11 @@ class RefusedTest(unittest.TestCase):
         self.assertIn(text, str(raised.exception))
 
     def test_nobody_is_left_to_judge(self):
-        def all_die():
-            both = faults(kill(0, at=call(1)), kill(1, at=call(1)))(lambda self: None)
-            type("AllDie", (Ranks,), {"dies": both, "world_size": 2})
-
-        def one_alone():
-            type("Alone", (Ranks,), {"dies": faults(kill(0, at=call(1)))(lambda self: None), "world_size": 1})
-
-        for make in (all_die, one_alone):
-            self.refuses("no rank is left to judge", make)
+        both = faults(kill(0, at=call(1)), kill(1, at=call(1)))(lambda self: None)
+        all_die = type("AllDie", (Ranks,), {"dies": both, "world_size": 2})
+        alone = type("Alone", (Ranks,), {"dies": faults(kill(0, at=call(1)))(lambda self: None), "world_size": 1})
+        for bad in (all_die, alone):
+            self.assertIn("no rank is left to judge", outcome_of(bad("dies")).message)
 
     def test_deaths_that_no_process_can_have(self):
         self.refuses("add restart(1, times=1)", lambda: faults(kill(1, at=call(1, incarnation=1))))

@@ -67,7 +67,7 @@ def _judge(
     skips = [r for r in reports if r.ending is RankEnding.SKIPPED]
     if finding is not None and not _waits_only_for(finding, skips):
         if finding.kind is FindingKind.MISMATCH:  # since it was found, other ranks may have come to the same collective
-            finding = _mismatch(reports, expected) or finding
+            finding = _mismatch(reports, expected, unless_raised=expected.faults is not None) or finding
         finding = _unlike_groups(reports, expected) or finding
         return _found(reports, finding, case)
     running = [r for r in reports if r.ending is RankEnding.STOPPED]
@@ -163,7 +163,9 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
     if expected.faults is not None and not expected.may_differ:
-        return _mismatch_of_survivors(reports)
+        # Calls may raise since a peer died, and the ranks go on: what comes after that is told first.
+        own = _mismatch_of_survivors(reports, unless_raised=True)
+        return own if own is not None or unless_raised else _mismatch_of_survivors(reports, unless_raised=False)
     records = [] if expected.may_differ else records_of(reports)
     # Ranks that have issued nothing cannot disagree.
     if not any(record.calls or record.messages for record in records):
@@ -249,7 +251,7 @@ def _failed(
     return verdict_on(outcome, failure, shown, cause.text if cause else "", cause)
 
 
-def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
+def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -> Finding | None:
     """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
     dead = [r.rank for r in reports if r.ending is RankEnding.FAULT]
     begun_again = [r.rank for r in reports if r.rank not in dead and r.faults.ended_in(0)]
@@ -265,7 +267,7 @@ def _mismatch_of_survivors(reports: Sequence[RankReport]) -> Finding | None:
                     lost.add(_any_backend(key))
             calls = {key: of for key, of in record.calls.items() if _any_backend(key) not in lost}
             survivors.append(replace(record, calls=calls, messages={}))
-    return first_mismatch(survivors, unless_raised=True) if len(survivors) > 1 else None
+    return first_mismatch(survivors, unless_raised) if len(survivors) > 1 else None
 
 
 def _any_backend(key: GroupKey) -> GroupKey:

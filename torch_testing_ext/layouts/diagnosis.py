@@ -112,6 +112,9 @@ def _reason_of_operation(
 
     for over in subsets(aligned.run.axes):
         groups = [group for group in aligned.run.groups(over) if len(group) > 1]
+        if any(len({tuple(rows[rank]) for rank in group}) == 1 for group in groups):
+            # Any of these operations gives what each of its ranks has.
+            continue
         for words, operation, reduce in _OPERATIONS:
             if groups and all(
                 is_close(held[name][rank][0], held[name][rank][1].of(reduced), largest(whole), 1e-7)
