@@ -78,3 +78,6 @@ class WarningsOfThreadsTest(RunsCase):
         self.assertRegex(console, r"\n +test_it.py::test_\S+ and 2 more tests\n")
         self.assertEqual(self.results()["warnings"], [])
         self.assertNotIn("FutureWarning", (self.root / "results.xml").read_text())
+        # As your settings of pytest ask for.
+        self.write("pytest.ini", "[pytest]\naddopts = --disable-warnings\n")
+        self.assertNotIn("warnings of tests:", self.finish(self.start("-otests=."), 0))

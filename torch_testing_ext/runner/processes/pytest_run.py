@@ -114,6 +114,8 @@ class _Loop:
         self._tests = tests
         self._to_runner = send
         self._of_test = TestReports()
+        _, item = tests[0]
+        self._hides_warnings = item.config.getoption("disable_warnings", False)
         self._begun: set[int] = set()
         # The number of the running test.
         self._number = -1
@@ -222,7 +224,8 @@ class _Loop:
         text = str(warning_message.message)
         if not issubclass(category, pytest.PytestUnhandledThreadExceptionWarning):
             place = f"{warning_message.filename}:{warning_message.lineno}"
-            self.reports.note_warning(place, category.__name__, text)
+            if not self._hides_warnings:
+                self.reports.note_warning(place, category.__name__, text)
         else:
             warn_user(f"{nodeid}: {text.splitlines()[0]}")
             # A test may have closed or replaced stderr.
