@@ -50,7 +50,7 @@ TIME_TARGETS = [  # model, variant, compared with, bound of the ratio of wall ti
 PEAK_TARGET = (TRANSFORMER, FULLY_SHARD, DDP, 0.8)
 # At most so many steps of DDP.
 FIRST_CALL = 5
-# The peak is the least of so many steps: what gloo's threads hold at the time only adds to it.
+# The number of steps whose least peak counts: buffers of gloo's threads only add to a peak.
 MEMORY_STEPS = 8
 
 

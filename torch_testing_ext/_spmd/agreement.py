@@ -190,8 +190,8 @@ def in_turns(replicated: Sequence[torch.Tensor], call: int) -> Sequence[torch.Te
 
 # A checksum adds bit patterns, so that it is exact, and NaN equals NaN.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Words of a large tensor are rows of so many, and the sums of rows and of columns are weighted by their place: words
-# that change places are in other rows or columns. Odd: highest bits that flip in a whole row count.
+# The words in a row of a large tensor. The sums of rows and columns are weighted by their place, so that words which
+# change places change a sum. The number is odd, so that flipping the highest bits of a whole row does, too.
 _SUMS = 127
 _LARGE = 4096
 # An odd number of 63 bits, whose multiples have no pattern.

@@ -163,9 +163,7 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:
     """The first collective in which ranks disagree, unless the test allows that. See `first_mismatch`."""
     if expected.faults is not None and not expected.may_differ:
-        # Calls may raise since a peer died, and the ranks go on: what comes after that is told first.
-        own = _mismatch_of_survivors(reports, unless_raised=True)
-        return own if own is not None or unless_raised else _mismatch_of_survivors(reports, unless_raised=False)
+        return _mismatch_of_survivors(reports, unless_raised)
     records = [] if expected.may_differ else records_of(reports)
     # Ranks that have issued nothing cannot disagree.
     if not any(record.calls or record.messages for record in records):
@@ -267,7 +265,11 @@ def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -
                     lost.add(_any_backend(key))
             calls = {key: of for key, of in record.calls.items() if _any_backend(key) not in lost}
             survivors.append(replace(record, calls=calls, messages={}))
-    return first_mismatch(survivors, unless_raised) if len(survivors) > 1 else None
+    if len(survivors) < 2:
+        return None
+    # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
+    later = first_mismatch(survivors, unless_raised=True)
+    return later if later is not None or unless_raised else first_mismatch(survivors)
 
 
 def _any_backend(key: GroupKey) -> GroupKey:

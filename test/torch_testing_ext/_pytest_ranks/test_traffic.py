@@ -122,7 +122,7 @@ class FilesTest(PytestCase):
         self.assertRegex("".join(kept.messages.values()), "budgets/differing.toml is not kept")
 
     def test_a_test_that_varies(self):
-        """Runs of torchtest repeat a test: each repetition issues what the first did, or is told."""
+        """A repetition by torchtest fails if its traffic differs from that of the first."""
         (self.folder / "run_test.py").write_text(RUN_TEST.format(before=""))
         (self.folder / "test_x.py").write_text(FILES)
         for chosen, code in (("test_x.py::test_varying", 1), ("test_x.py::test_grows", 0)):

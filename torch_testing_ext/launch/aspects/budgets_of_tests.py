@@ -49,7 +49,7 @@ class BudgetsOfTests(Aspect):
             os.environ[UPDATED_SINCE.name] = str(time.time_ns())
 
     def prepare(self, attempt: RankAttempt) -> None:
-        # A rank may import this module anew.
+        # A new interpreter would take the time of its own import.
         attempt.environ[UPDATED_SINCE.name] = str(UPDATED_SINCE.value())
 
 
