@@ -14,7 +14,7 @@ import torch
 
 from torch_testing_ext import launch
 from torch_testing_ext._testing.bases.invocation import case_of
-from torch_testing_ext._testing.bases.rank_accounts import refuse_to_run_nothing
+from torch_testing_ext._testing.bases.rank_accounts import function_within, refuse_to_run_nothing
 from torch_testing_ext._testing.bases.rank_verdicts import RankError, RankFailure
 from torch_testing_ext._tests.source_files import source_file
 from torch_testing_ext.layouts import diagnosis
@@ -219,8 +219,9 @@ def check_layouts(train: Train, *layouts: str, **options: Any) -> list[LayoutRep
     __tracebackhide__ = True
     checked = checked_options(layouts, options)
     refuse_to_run_nothing(train)
-    name = f"check_layouts({getattr(train, '__qualname__', train)})"
-    return _check(train, layouts, checked, case_of(name, source_file(train)))
+    inner = function_within(train)
+    name = f"check_layouts({getattr(inner, '__qualname__', type(inner).__qualname__)})"
+    return _check(train, layouts, checked, case_of(name, source_file(inner)))
 
 
 def _check(train: Train, texts: Sequence[str], options: LayoutOptions, case: launch.Case) -> list[LayoutReport]:

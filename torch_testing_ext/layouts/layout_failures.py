@@ -70,10 +70,13 @@ def view_of_report(report: LayoutReport, case: launch.Case, reference: str) -> F
         show_command=show,
         rerun_command=again,
     )
-    # As many as leave the reasons on the screen.
-    room = MOST_SCREEN_LINES - 1 - height(view.screen)
-    remarks = [line for remark in _remarks(report) for line in textwrap.wrap(remark, WIDTH)]
-    return replace(view, remarks=tuple(remarks[: max(1, room)]))
+    # As many as leave the reasons on the screen, and each of them whole.
+    shown = len(view.parts().values)
+    for remark in _remarks(report):
+        longer = replace(view, remarks=(*view.remarks, *textwrap.wrap(remark, WIDTH)))
+        if len(longer.parts().values) == shown and height(longer.screen) <= MOST_SCREEN_LINES:
+            view = longer
+    return view
 
 
 def _rows(finding: LayoutFinding) -> Iterator[RankRow]:

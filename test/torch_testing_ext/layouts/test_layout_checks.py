@@ -14,7 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from torch_testing_ext.common_distributed import RankError
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.launch import Case
 from torch_testing_ext.layouts import LayoutError, check_layouts, layouts, tokens
+from torch_testing_ext.layouts.hypotheses import Reason
+from torch_testing_ext.layouts.layout_failures import view_of_report
+from torch_testing_ext.layouts.layout_findings import LayoutFinding, LayoutReport
 
 
 class LayoutCase(TestCase):
@@ -76,6 +80,32 @@ class PlantedMistakesTest(LayoutCase):
         self.assertIn("a reduction over dp is missing", " ".join(screen.split()).replace("- ", ""))
         self.assertIn("head.weight", error.account)
         self.assertEqual(error.reports[0].data()["tensor"], "head.weight")
+
+    def test_a_screen_with_little_room(self):
+        """Reasons are not cut, and a remark is there as a whole or not at all."""
+        reason = Reason("missing_sum", "tp", "ranks along tp have parts of the reference; " * 3 + "their sum is it")
+        seen = set()
+        for lines in (1, 4):
+            note = f"begins {' '.join(['words'] * 14 * lines)} ends"
+            finding = LayoutFinding(0, "grad", "head", [reason], shares={0: "has 0.5"}, notes=[note])
+            for length in range(0, 400, 80):
+                case = Case("train", show_command=f"show {'x' * length}")
+                screen = view_of_report(LayoutReport("tp=2", finding), case, "single").screen
+                with self.subTest(lines=lines, length=length):
+                    self.assertIn("their sum is it", " ".join(screen.split()))
+                    self.assertEqual("begins" in screen, "ends" in screen)
+                    seen.add("begins" in screen)
+        self.assertEqual(seen, {True, False})
+
+    def test_the_name_of_a_partial_function(self):
+        """Its arguments may be long, and are not what a command shows it by."""
+
+        def fails(layout, text):
+            raise KeyError("planted")
+
+        with self.assertRaises(RankError) as caught:
+            check_layouts(functools.partial(fails, text="x" * 200), "dp=2")
+        self.assertRegex(caught.exception.failure.show_command, r"check_layouts\(.*fails\)'$")
 
 
 class SoundProgramsTest(LayoutCase):

@@ -35,11 +35,17 @@ def recorded_account(
             raise
 
 
-def refuse_to_run_nothing(function: Any) -> None:
-    """Refuse a function whose call would run nothing of it: one that is `async def`, or contains `yield`."""
+def function_within(function: Any) -> Any:
+    """The function that a decorated or partial one calls, which has a name and a file."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
+    return inner
+
+
+def refuse_to_run_nothing(function: Any) -> None:
+    """Refuse a function whose call would run nothing of it: one that is `async def`, or contains `yield`."""
+    inner = function_within(function)
     if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(_RAN_NOTHING.format(getattr(inner, "__qualname__", inner), "would run"))
 
