@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from copy import deepcopy
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from kit.ranks import OneRank
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.testing._internal.distributed._tensor import common_dtensor as pytorch
 
@@ -22,6 +22,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import (
     Transformer,
     with_comms,
 )
+from torch_testing_ext.layouts import Layout, check_layouts
 
 TOKENS = torch.randint(8, (8, 8), generator=torch.Generator().manual_seed(0))
 VECTORS = torch.rand(8, 10, generator=torch.Generator().manual_seed(0))
@@ -94,66 +95,53 @@ class MistakesTest(TestCase):
             Transformer.parallelize(MLPStacked("cpu"), None, False)  # type: ignore[arg-type]
 
 
-class DistributedModelTest(DTensorTestBase):
-    """Compare with one device, in float64: the output, all gradients, and those of tokens that experts share."""
+class TrainedModelTest(TestCase):
+    """A transformer trains alike on one device, and with its parameters and experts distributed."""
 
-    @property
-    def world_size(self) -> int:
-        return 4
-
-    def check(
-        self, args: ModelArgs, tp: DeviceMesh | None, ep: DeviceMesh | None = None, seq: bool = False
-    ) -> Transformer:
-        torch.manual_seed(0)
-        model = Transformer(args).to(self.device_type, torch.float64)
-        spread = deepcopy(model)
-        Transformer.parallelize(spread, tp, seq, local_output_for_attn=tp is not None, ep_mesh=ep)
-        tokens = TOKENS.to(self.device_type)
-        # Distributed experts take different tokens from each rank: together they have all of them.
-        mine = tokens.chunk(ep.size())[ep.get_local_rank()] if ep else tokens
-        output, spread_output = model(tokens), spread(mine)
-        expected = output.chunk(ep.size())[ep.get_local_rank()] if ep else output
-        self.assertEqual(spread_output, expected)
-        output.square().sum().backward()
-        spread_output.square().sum().backward()
-        got = dict(spread.named_parameters())
-        for name, parameter in model.named_parameters():
-            self.assertEqual(self.whole_gradient(got[name], ep), parameter.grad, msg=f"gradient of {name}")
-        return spread
-
-    def whole_gradient(self, parameter: torch.Tensor, ep: DeviceMesh | None) -> torch.Tensor:
-        grad = parameter.grad
-        assert grad is not None
-        dealt_out = (
-            isinstance(grad, DTensor) and ep is not None and "experts" in (grad.device_mesh.mesh_dim_names or ())
-        )
-        whole = grad.full_tensor() if isinstance(grad, DTensor) else grad.clone()
-        if ep is not None and not dealt_out:
-            torch.distributed.all_reduce(whole, group=ep.get_group())  # of the tokens of all ranks
-        return whole
+    def train(self, layout: Layout, args: ModelArgs, seq: bool = False) -> None:
+        model = layout.load(Transformer(args))
+        tp, ep = ((layout.mesh[axis] if layout.size(axis) > 1 else None) for axis in ("tp", "ep"))
+        if tp is not None or ep is not None:
+            Transformer.parallelize(model, tp, seq, local_output_for_attn=tp is not None, ep_mesh=ep)
+        # Some gradients are DTensors, which torch's foreach does not mix with others.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        for tokens in layout.batches(lambda step: TOKENS, steps=1):
+            loss = model(tokens).square().sum()
+            loss.backward()
+            for name, parameter in model.named_parameters() if ep is not None else ():
+                if ".experts." in name:
+                    self.assertEqual(local_of(parameter).shape[0] * layout.size("ep"), args.num_experts)
+                else:
+                    # Ranks that share experts have the gradients of their own tokens.
+                    torch.distributed.all_reduce(local_of(parameter.grad), group=layout.group("ep"))
+            layout.step(model, optimizer, loss)
 
     @pytest.mark.slow
-    @with_comms
     @parametrize("seq", [True, False])
     @parametrize("experts", [0, 4])
     def test_tensor_parallel(self, seq: bool, experts: int) -> None:
         args = ModelArgs(dropout_p=0.0, num_experts=experts, checkpoint_activations=experts == 0)
-        self.check(args, self.build_device_mesh(), seq=seq)
+        check_layouts(functools.partial(self.train, args=args, seq=seq), "tp=4", strict=True)
 
-    @with_comms
     def test_expert_parallel(self) -> None:
-        mesh = init_device_mesh(self.device_type, (4,), mesh_dim_names=("experts",))
-        spread = self.check(ModelArgs(dropout_p=0.0, num_experts=8), None, mesh)
-        experts = {n: p.to_local().shape[0] for n, p in spread.named_parameters() if isinstance(p, DTensor)}
-        self.assertEqual(experts, {n: 2 for n, _ in spread.named_parameters() if ".experts." in n})
-        self.assertNotEqual(experts, {})
+        args = ModelArgs(dropout_p=0.0, num_experts=8)
+        check_layouts(functools.partial(self.train, args=args), "ep=2", strict=True)
 
     @pytest.mark.slow
-    @with_comms
     @parametrize("seq", [True, False])
     def test_expert_and_tensor_parallel(self, seq: bool) -> None:
-        mesh = init_device_mesh(self.device_type, (2, 2), mesh_dim_names=("experts", "tp"))
-        self.check(ModelArgs(dropout_p=0.0, num_experts=4), mesh["tp"], mesh["experts"], seq)
+        args = ModelArgs(dropout_p=0.0, num_experts=4)
+        check_layouts(functools.partial(self.train, args=args, seq=seq), "ep=2 tp=2", strict=True)
+
+
+def local_of(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class DistributedModelTest(DTensorTestBase):
+    @property
+    def world_size(self) -> int:
+        return 4
 
     @with_comms
     def test_weights_stay_tied(self) -> None:
@@ -172,7 +160,7 @@ class DistributedModelTest(DTensorTestBase):
 
 
 instantiate_parametrized_tests(SameAsPyTorchsTest)
-instantiate_parametrized_tests(DistributedModelTest)
+instantiate_parametrized_tests(TrainedModelTest)
 
 if __name__ == "__main__":
     run_tests()
