@@ -72,8 +72,8 @@ def _options_of(item: Any) -> LayoutOptions:
     options = checked_options(mark.args, mark.kwargs)
     if _text_of(item) is None:
         raise ValueError("it was added after the test was collected, which is too late")
-    if _FIXTURE not in item.fixturenames:
-        raise ValueError(f"the test does not use {_FIXTURE}, so that nothing would be compared")
+    if _FIXTURE not in argument_names(item):
+        raise ValueError(f"the test has no argument {_FIXTURE}, which only a test can have, and no fixture")
     return options
 
 

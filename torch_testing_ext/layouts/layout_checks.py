@@ -219,6 +219,8 @@ def check_layouts(train: Train, *layouts: str, **options: Any) -> list[LayoutRep
     __tracebackhide__ = True
     checked = checked_options(layouts, options)
     refuse_to_run_nothing(train)
+    if not callable(train):
+        raise TypeError(f"check_layouts needs a function of a layout, and not {train!r}")
     inner = function_within(train)
     name = f"check_layouts({getattr(inner, '__qualname__', type(inner).__qualname__)})"
     return _check(train, layouts, checked, case_of(name, source_file(inner)))
@@ -256,6 +258,9 @@ def layouts(*texts: str, **options: Any) -> Callable[[Function], Any]:
 
     def decorate(function: Function) -> Any:
         refuse_to_run_nothing(function)
+        signature = inspect.signature(function)
+        if "layout" not in signature.parameters:
+            raise TypeError(f"{function.__qualname__}{signature} has no argument layout, which @layouts passes")
 
         @functools.wraps(function)
         def test(*args: Any, **named: Any) -> None:
@@ -263,7 +268,6 @@ def layouts(*texts: str, **options: Any) -> Callable[[Function], Any]:
             case = case_of(function.__qualname__, source_file(function))
             _check(lambda layout: function(*args, layout=layout, **named), texts, checked, case)
 
-        signature = inspect.signature(function)
         own = [parameter for name, parameter in signature.parameters.items() if name != "layout"]
         test.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
         return test

@@ -33,6 +33,10 @@ from torch_testing_ext.layouts.tensor_parts import (
 )
 from torch_testing_ext.layouts.training_looks import LABELS, LOAD, SAVE, RankLooks, Setup, TensorLook
 
+# Keeps these frames out of tracebacks: the message is complete.
+__unittest = True
+__tracebackhide__ = True
+
 # The parts of a name that wrappers add.
 _WRAPPERS = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 # Labels of this value do not count, as in torch's cross-entropy.

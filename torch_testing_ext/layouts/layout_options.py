@@ -63,9 +63,13 @@ def _check_texts(texts: Sequence[str], options: LayoutOptions) -> None:
     if parse_axes(options.reference):
         raise ValueError(f"the reference is {options.reference!r}; it must be one rank: 'single'")
     for text in texts:
-        for part in parse_steps(text):
-            if why := too_many(math.prod(parse_axes(part).values())):
+        parts = parse_steps(text)
+        sizes = [math.prod(parse_axes(part).values()) for part in parts]
+        for part, size in zip(parts, sizes, strict=True):
+            if why := too_many(size):
                 raise ValueError(f"the layout is {part!r}; {why}")
+        if sizes == [1]:
+            raise ValueError(f"{text!r} is one rank, as the reference is, so that nothing would be compared")
         if list(texts).count(text) > 1:
             raise ValueError(f"{text!r} is given twice")
 

@@ -32,7 +32,7 @@ def parse_steps(text: str) -> list[str]:
     """The layouts of "tp=2 -> dp=2", which saves in the first and continues in the second. Raises ValueError."""
     parts = [part.strip() for part in text.split(ARROW)] if isinstance(text, str) else [text]
     for part in parts:
-        parse_axes(part)
+        parse_axes(part or text)
     if len(parts) > 2:
         raise ValueError(f"{text!r} has {len(parts) - 1} arrows: a layout saves once and continues once")
     return parts

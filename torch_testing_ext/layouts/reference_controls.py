@@ -36,4 +36,6 @@ def why_it_does_not_train(reference: LayoutRun) -> str:
 def why_nothing_continues(run: LayoutRun, setup: Setup) -> str:
     """Say that the ranks which load have no step after that; "" if they train."""
     trained = any(kind == "grad" and step >= setup.first_step for step, kind, _ in run.looks)
-    return "nothing is trained after loading" if setup.phase == LOAD and not trained else ""
+    if setup.phase != LOAD or trained:
+        return ""
+    return f"{setup.arrow!r}: nothing is trained after loading: train more than save_after={setup.first_step} steps"

@@ -254,6 +254,11 @@ class RefusalsTest(LayoutCase):
         for text in ("tp2", "tp=0", "tp=2 tp=2", "", "=2", "tp=-1", "tp=2, dp=2", "single tp=2"):
             with self.subTest(text), self.refused(f"{text!r} is no layout: write 'single', or axes", ValueError):
                 check_layouts(by_hand(), text)
+        with self.refused("'tp=2 ->' is no layout", ValueError):
+            check_layouts(by_hand(), "tp=2 ->")
+        for text in ("single", "tp=1"):
+            with self.subTest(text), self.refused(f"{text!r} is one rank, as the reference is", ValueError):
+                check_layouts(by_hand(), text)
         with self.refused("no layout is given", ValueError):
             check_layouts(by_hand())
         with self.refused("layouts have no argument sed", TypeError):
@@ -262,6 +267,14 @@ class RefusalsTest(LayoutCase):
             check_layouts(by_hand(), "tp=2", reference="tp=4")
         with self.refused("@layouts needs layouts", TypeError):
             layouts(by_hand())
+        with self.refused("needs a function of a layout, and not 3", TypeError):
+            check_layouts(3, "tp=2")
+
+        def test_it(self):
+            pass
+
+        with self.refused("test_it(self) has no argument layout, which @layouts passes", TypeError):
+            layouts("tp=2")(test_it)
 
     @pytest.mark.slow
     def test_the_reference(self):
@@ -410,7 +423,8 @@ class RefusalsTest(LayoutCase):
             "'single -> dp=2' saves and loads: call layout.checkpoint(save, load) before the first step", RankError
         ):
             check_layouts(lambda layout: trains(ones(), layout), "single -> dp=2")
-        with self.refused("nothing is trained after loading"):
+        told = "'single -> single': nothing is trained after loading: train more than save_after=2 steps"
+        with self.refused(told):
             check_layouts(by_hand(), "single -> single", save_after=2)
 
         def goes_on(layout):
