@@ -7,6 +7,7 @@ starts a rank.
 import logging as _logging
 import typing as _typing
 
+from torch_testing_ext._hypothesis import own_given as _own_given  # noqa: F401  # it is there from then on
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.lazy_values import LazyVal as LazyVal
 from torch_testing_ext._machine.ports import (

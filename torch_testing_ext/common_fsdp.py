@@ -6,6 +6,7 @@ are read, until a test file sets them.
 
 import typing as _typing
 
+from torch_testing_ext._hypothesis import own_given as _own_given  # noqa: F401  # it is there from then on
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.cuda import has_triton as has_triton
 from torch_testing_ext._machine.random_state import set_rng_seed as set_rng_seed

@@ -8,6 +8,7 @@ Hypothesis. A rank that leaves an example early would leave others waiting in a 
 interrupted, and all ranks replace their process groups before the next example.
 
     given_in_ranks        `given`, `note` and `target`
+    own_given             the same for Hypothesis's own `given` in classes with ranks
     property_run          a whole property test in one rank
     property_roles        the two roles: Leader (rank 0) and Follower
     blueprints            the values that rank 0 sends
@@ -19,5 +20,6 @@ interrupted, and all ranks replace their process groups before the next example.
     replayed_examples     examples that every run has
     strategies/           strategies for tensors, meshes, placements and groups
 
-The mirror offers `given_in_ranks`, `blueprints` and the strategies; the plugin takes `replayed_examples`.
+The mirror offers `given_in_ranks`, `blueprints` and the strategies, and imports `own_given`. The plugin takes
+`replayed_examples`.
 """

@@ -39,6 +39,35 @@ def given(*positional: Any, **named: Any) -> Callable[[Callable[..., None]], Cal
     return decorate
 
 
+def for_all_ranks(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Give all ranks the same examples of a test by Hypothesis's own `given`, also below other decorators."""
+    if hasattr(test, hypothesis_internals.IN_RANKS):
+        return test
+    inner: Any = getattr(test, "__wrapped__", None)
+    if not getattr(inner, "is_hypothesis_test", False):
+        return in_ranks(test)
+    # All ranks run what a decorator does around the examples, so these are shared inside of it.
+    cells = [cell for cell in test.__closure__ or () if cell.cell_contents is inner]
+    for cell in cells:
+        cell.cell_contents = for_all_ranks(inner)
+    shared = test if cells else _refused(test)
+    setattr(shared, hypothesis_internals.IN_RANKS, True)
+    return shared
+
+
+def _refused(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that fails, and nothing else: its examples cannot be shared."""
+
+    @functools.wraps(test)
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise TypeError(
+            f"a decorator of {test.__name__} hides its @given, so each rank would draw examples of its own: "
+            f"import `given` from torch_testing_ext.hypothesis_utils"
+        )
+
+    return refuse
+
+
 @functools.cache
 def in_ranks(prop: Any) -> Callable[..., None]:
     """Make the test of a property by `hypothesis.given`: its examples run in all ranks if it runs in one."""

@@ -365,11 +365,10 @@ def draw_for_all_ranks(item: Any) -> bool:
     function = item.function
     if not getattr(function, "is_hypothesis_test", False):
         return False
-    from torch_testing_ext._hypothesis.given_in_ranks import in_ranks
-    from torch_testing_ext._hypothesis.hypothesis_internals import IN_RANKS
+    from torch_testing_ext._hypothesis.given_in_ranks import for_all_ranks
 
-    if not hasattr(function, IN_RANKS):
-        test = in_ranks(function)
+    test = for_all_ranks(function)
+    if test is not function:
         item.obj = test if item.obj is function else types.MethodType(test, item.obj.__self__)
     return True
 

@@ -60,6 +60,10 @@ def checked_world_size(given: Any, name: str) -> int:
     return size
 
 
+# Called with the class of each test that is made, before it looks for its method.
+before_tests: list[Callable[[type], None]] = []
+
+
 class _LocalRank:
     """The property `local_rank`, in place of which a test may set an attribute of its own."""
 
@@ -85,6 +89,8 @@ class RankedTestCase(TestCase):
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:
         name = method_name if methodName == "runTest" else methodName
         super().__init__(name)
+        for prepare in before_tests:
+            prepare(type(self))
         test = getattr(self, name, None)
         if test is not None:
             setattr(self, name, self._replacement_for(test))

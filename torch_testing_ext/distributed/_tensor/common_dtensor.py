@@ -10,6 +10,7 @@ import, so its ranks inherit them when they are forked.
 import importlib as _importlib
 import typing as _typing
 
+from torch_testing_ext._hypothesis import own_given as _own_given  # noqa: F401  # it is there from then on
 from torch_testing_ext._machine import flags
 from torch_testing_ext._machine.shared_names import share_names as _share
 from torch_testing_ext._testing.bases.continuous import MultiProcContinuousTest as MultiProcContinuousTest
