@@ -14,6 +14,7 @@ names that came from PyTorch after collection.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import os
 import sys
@@ -157,6 +158,21 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
         _install()
 
 
+@pytest.hookimpl(wrapper=True, specname="pytest_load_initial_conftests")
+def pytest_refuse_options_of_runner(
+    early_config: Any, parser: pytest.Parser, args: list[str]
+) -> Generator[None, Any, Any]:
+    """Name the options of torchtest that pytest was given, once conftests have added theirs."""
+    result = yield
+    if any(word.startswith("--") for word in args):
+        _, unknown = parser.parse_known_and_unknown_args(args, copy.copy(early_config.option))
+        if unknown:
+            from torch_testing_ext._pytest_ranks import refusals
+
+            refusals.refuse_options_of_runner(unknown)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Install in an xdist worker too, which gets its plugins later. Register our profile before Hypothesis wants it."""
@@ -206,6 +222,23 @@ def _configure_aspects(config: pytest.Config) -> None:
             os.environ.update(variables_of(aspect.options, asked))
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Have workers run their tests in the main thread, the only one that can fork ranks and that Ctrl-C interrupts.
+
+    Before pytest-xdist 3.6, a worker on a busy machine may run all of them in another thread.
+    """
+    import execnet
+
+    try:
+        execnet.Group(execmodel="main_thread_only")
+    except ValueError:
+        # execnet before 2.1 has no such workers.
+        return
+    for spec in specs:
+        spec.execmodel = spec.execmodel or "main_thread_only"
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -10,6 +10,12 @@ import pytest
 
 from torch_testing_ext._pytest_ranks.marks import NAME
 
+# Options of torchtest that pytest has not.
+# fmt: off
+OF_RUNNER = ("--affected", "--cluster", "--dry-run", "--gpus", "--html", "--jobs", "--list", "--repeat", "--retries",
+             "--shard", "--shuffle", "--watch", "--world-size")
+# fmt: on
+
 # The refusals so far, each by its text, with the test that shows it.
 _SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
@@ -22,6 +28,14 @@ class Refused(Exception):
 
 def note_refusal(item: Any, why: str) -> NoReturn:
     raise Refused(_with_place(why, item))
+
+
+def refuse_options_of_runner(unknown: Iterable[str]) -> None:
+    """Raise UsageError for the first option that pytest does not know, and torchtest does."""
+    for word in unknown:
+        flag = word.partition("=")[0]
+        if flag in OF_RUNNER:
+            raise pytest.UsageError(f"{flag} is an option of torchtest: run torchtest {word}, in place of pytest")
 
 
 def report_refusal(made: Any, error: BaseException | None, item: Any) -> None:

@@ -11,7 +11,9 @@ import pytest
 from kit.files import subject
 from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
+from torch_testing_ext._pytest_ranks.refusals import OF_RUNNER
 from torch_testing_ext.common_utils import run_tests
+from torch_testing_ext.runner.options.all_options import OPTION_TABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,6 +126,16 @@ class RefusalsTest(PytestCase):
 
 
 class PluginTest(PytestCase):
+    def test_options_of_torchtest_are_named(self) -> None:
+        """With the remedy, unless a conftest has an option of this name."""
+        conftest = "def pytest_addoption(parser): parser.addoption('--watch', action='store_true')\n"
+        source = "def test_x(): ...\n"
+        run = run_pytest({"test_x.py": source}, "--tb=short", "--gpus=2", "test_x.py")
+        self.assertIn("ERROR: --gpus is an option of torchtest: run torchtest --gpus=2, in place of pytest", run.errors)
+        own = run_pytest({"conftest.py": conftest, "test_x.py": source}, "--watch", "test_x.py")
+        self.assertOutcomes(own, {"test_x": "passed"})
+        self.assertLessEqual(set(OF_RUNNER), {flag for spec in OPTION_TABLE.values() for flag in spec.flags})
+
     def test_the_entry_point_and_what_a_plain_run_imports(self) -> None:
         """The package is installed by its metadata alone; `-p` loads the plugin once, too."""
         source = subject(__file__, "plain_run.py")

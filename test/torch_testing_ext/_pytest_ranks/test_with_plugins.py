@@ -12,6 +12,7 @@ import pytest
 from kit.files import subject
 from kit.pytest_runs import PytestCase, run_pytest
 
+from torch_testing_ext import pytest_plugin
 from torch_testing_ext.common_utils import run_tests
 
 OTHERS = ("xdist", "pytest_rerunfailures", "pytest_timeout", "pytest_cov", "pytest_asyncio")
@@ -32,6 +33,17 @@ MODEL = {
     "test_fixture": "passed",
     "test_standalone": "passed",
 }
+
+
+@unittest.skipIf("xdist" in MISSING, "needs pytest-xdist")
+class WorkersOfXdistTest(unittest.TestCase):
+    def test_they_run_tests_in_the_main_thread(self) -> None:
+        """Also before pytest-xdist 3.6. Whoever names another kind of worker gets that."""
+        import execnet
+
+        given = [execnet.XSpec(text) for text in ("popen", "popen//execmodel=thread")]
+        pytest_plugin.pytest_xdist_setupnodes(given)
+        self.assertEqual([spec.execmodel for spec in given], ["main_thread_only", "thread"])
 
 
 @unittest.skipIf(MISSING, f"not installed: {', '.join(MISSING)}; pip install -e '.[test]' installs them")
