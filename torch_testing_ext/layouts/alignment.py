@@ -140,6 +140,14 @@ class Alignment:
             found.setdefault(known, {})[rank] = local, part
         return found
 
+    def of_kind(self, step: int, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, Held]]:
+        """All tensors of a kind in a step, by their names: those of the reference, and what ranks hold of them."""
+        held: dict[str, Held] = {}
+        for key in [key for key in self.run.looks if key[:2] == (step, kind)]:
+            for name, of_key in self.held(key).items():
+                held.setdefault(name, {}).update(of_key)
+        return {name: whole for name in held if (whole := self.whole((step, kind, name))) is not None}, held
+
     def whole(self, key: Key) -> torch.Tensor | None:
         """A tensor of the reference as real numbers, in which a gradient that is not there is zero."""
         whole = self._whole(key)

@@ -61,7 +61,9 @@ class Comparison:
             key=lambda point: (point[0], ORDER.index(point[1])),
         )
         for step, kind in points:
-            if found and (step != found[0].step or kind in _AFTER_GRADIENTS):
+            # States may say why a parameter is wrong.
+            is_late = kind in _AFTER_GRADIENTS and bool(found) and (found[-1].kind, kind) != ("param", "state")
+            if found and (step != found[0].step or is_late):
                 break
             labels = self.reference.of_reference((step, LABELS, LABELS))
             self.hypotheses.labels = (0, 0) if labels is None else (int(labels[0]), int(labels[1]))
@@ -98,7 +100,7 @@ class Comparison:
         is_loaded = self.is_resumed and step == self.setup.first_step - 1
         are_first = kind == "start" or (kind == "param" and is_loaded)
         finding = self._misplaced(step, kind) if are_first else None
-        finding = finding or self._tensors(step, kind, keys)
+        finding = finding or self._tensors(step, kind)
         if finding is None and are_first:
             uncovered = next(self.aligned.uncovered(), None)
             if uncovered is not None:
@@ -135,12 +137,8 @@ class Comparison:
 
     # -- tensors
 
-    def _tensors(self, step: int, kind: str, keys: Sequence[Key]) -> LayoutFinding | None:
-        held: dict[str, Held] = {}
-        for key in keys:
-            for name, of_key in self.aligned.held(key).items():
-                held.setdefault(name, {}).update(of_key)
-        wholes = {name: whole for name in held if (whole := self.aligned.whole((step, kind, name))) is not None}
+    def _tensors(self, step: int, kind: str) -> LayoutFinding | None:
+        wholes, held = self.aligned.of_kind(step, kind)
         sizes: dict[str, float] = {}
         for name, whole in wholes.items():
             sizes[_group(kind, name)] = max(sizes.get(_group(kind, name), 0.0), largest(whole))
@@ -199,11 +197,15 @@ class Comparison:
 
     def _reasons(self, step: int, kind: str, name: str, wholes: dict[str, torch.Tensor], held: Held) -> list[Reason]:
         whole = wholes[name]
+        if kind == "state" and name.startswith("step of "):
+            return self.hypotheses.of_steps(whole, held)
         reasons = self.hypotheses.of_tensor(whole, held)
         says_little = not reasons or reasons[0].kind == "unlike"
         if kind == "param" and says_little:
             before = self.aligned.whole((step - 1, "param" if step else "start", name))
-            reasons = (self.hypotheses.of_update(before, whole, held) if before is not None else []) or reasons
+            reasons = (
+                self.hypotheses.of_update(before, whole, held, self.is_resumed) if before is not None else []
+            ) or reasons
         if kind == "grad" and step and (says_little or reasons[0].is_vague):
             before = self.aligned.whole((step - 1, "grad", name))
             reasons = (self.hypotheses.of_earlier(whole, before, held) if before is not None else []) or reasons
@@ -237,7 +239,7 @@ class Comparison:
             if not factor:
                 return []
             ratios[rank] = 1 / factor
-        return reasons_for_norm(self.hypotheses, wholes, held, ratios, self.setup.data)
+        return reasons_for_norm(self.hypotheses, wholes, held, ratios)
 
     def _parameters_of_noise(self) -> set[str]:
         """Parameters whose gradient would be zero, were it not for rounding: a key's bias before a softmax."""
@@ -283,7 +285,8 @@ class Comparison:
                 return None
         reasons: list[Reason] = []
         if kind == "norm" and wanted:
-            reasons = self._reasons_for_norm(key[0], {rank: value / wanted for rank, value in have.items()})
+            ratios = {rank: value / wanted for rank, value in have.items()}
+            reasons = reasons_for_norm(self.hypotheses, *self.aligned.of_kind(key[0], "grad"), ratios)
         reasons = reasons or self.hypotheses.of_number(wanted, have)
         if not reasons and kind == "value":
             differ = [axis for axis in self.run.axes if self._differs_along(axis, have)]
@@ -335,14 +338,6 @@ class Comparison:
     def _differs_along(self, axis: str, have: dict[int, float]) -> bool:
         groups = self.run.groups([axis], list(have))
         return any(not math.isclose(have[r], have[group[0]], rel_tol=TOLERANCE) for group in groups for r in group)
-
-    def _reasons_for_norm(self, step: int, ratios: dict[int, float]) -> list[Reason]:
-        held: dict[str, Held] = {}
-        for key in [key for key in self.run.looks if key[:2] == (step, "grad")]:
-            for name, of_key in self.aligned.held(key).items():
-                held.setdefault(name, {}).update(of_key)
-        wholes = {name: whole for name in held if (whole := self.aligned.whole((step, "grad", name))) is not None}
-        return reasons_for_norm(self.hypotheses, wholes, held, ratios, self.setup.data)
 
     # -- samples and dropout
 

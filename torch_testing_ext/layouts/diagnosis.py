@@ -10,7 +10,7 @@ import torch
 from torch_testing_ext.layouts.alignment import Alignment
 from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close, subsets
 from torch_testing_ext.layouts.layout_findings import LayoutFinding
-from torch_testing_ext.layouts.tensor_parts import Held, as_real, largest
+from torch_testing_ext.layouts.tensor_parts import Held, as_real, differences, largest
 from torch_testing_ext.layouts.training_looks import (
     OUTPUT,
     OUTPUT_GRADIENT,
@@ -33,12 +33,14 @@ _OPERATIONS: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...]
 _AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
 
 
-def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignment, chunks: int) -> list[Reason]:
+def weights_of_samples(
+    reference: LayoutRun, alone: LayoutRun, aligned: Alignment, chunks: int, only: str = ""
+) -> list[Reason]:
     """The weight of each sample of the first batch in the gradients, beside that in the reference.
 
-    `alone`: gradients of each part of a sample. `chunks`: the parts of a sample.
+    `alone`: gradients of each part of a sample. `chunks`: the parts of a sample. `only`: of one parameter.
     """
-    names = [name for step, kind, name in reference.looks if (step, kind) == (0, "grad")]
+    names = [name for step, kind, name in reference.looks if (step, kind) == (0, "grad") and only in ("", name)]
     names = [name for name in names if (0, SAMPLE, name) in alone.looks]
     parts = 1 + max((part for part, kind, _ in alone.looks if kind == SAMPLE), default=-1)
     if not names or not parts:
@@ -55,16 +57,18 @@ def weights_of_samples(reference: LayoutRun, alone: LayoutRun, aligned: Alignmen
     if not counted:
         return []
     basis = torch.stack([one[part] for part in counted], 1)
+    if len(basis) <= 2 * len(counted):
+        # Of few elements, any is a combination.
+        return []
     wanted = _combination(basis, flat(wholes.__getitem__))
     if wanted is None or float(wanted.abs().min()) < 1e-9:
         return []
-    held: dict[str, Held] = {name: {} for name in wholes}
-    for key in [key for key in aligned.run.looks if key[:2] == (0, "grad")]:
-        for name, of_key in aligned.held(key).items():
-            held.setdefault(name, {}).update(of_key)
+    held = {name: Held() for name in wholes} | aligned.of_kind(0, "grad")[1]
     have = _combination(basis, flat(lambda name: _assembled(held[name], wholes[name])))
     if have is not None:
         return [_reason_of_counts(counted, (have / wanted).tolist(), chunks, aligned.run.axes)]
+    if only:
+        return []
     alone_of = [
         {name: look for name in wholes if (look := alone.of_reference((p, SAMPLE, name))) is not None} for p in counted
     ]
@@ -187,13 +191,15 @@ def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: i
     said = []
     for first, last, value, chunk in spans[:_MOST_SPANS]:
         where = f" in part {chunk} of the sequence" if chunks > 1 else ""
-        said.append(f"{first if first == last else f'{first}-{last}'}{where} {value:.4g}")
+        said.append(
+            f"{first if first == last else f'{first}-{last}'}{where} {value if abs(value) > _UNUSED else 0:.4g}"
+        )
     averages = "parts that count other than by their sizes, as in an average of averages"
     why = averages if min(counts) > 1e-6 else "samples that are left out or counted twice"
     again = next((over for over in subsets(axes) if _are_one_or(math.prod(axes[axis] for axis in over), counts)), ())
     if again:
         why = f"those that count {max(counts):.4g} are summed over {' and '.join(again)} once too often"
-    text = f"samples count in the gradients, for 1 in the reference: {', '.join(said)} ({why})"
+    text = f"samples count in it, for 1 in the reference: {', '.join(said)} ({why})"
     return Reason("weighted" if len(spans) > 1 else "scaled", " ".join(again), text)
 
 
@@ -300,6 +306,11 @@ class ModuleSearch:
             for axis in (each for each in self.run.axes if each not in self.setup.data):
                 groups = self.run.groups([axis], list(have))
                 if all(same(group[0], torch.stack([have[r] for r in group]).sum(0)) for group in groups):
+                    return _SHARES
+                # Of a table whose rows are cut, each rank looks up its own, and something else for those of others.
+                near = {r: differences(value, factor * want[r]) <= 1e-7 * scale * factor for r, value in have.items()}
+                rows = [torch.stack([near[rank].all(-1).flatten() for rank in group]) for group in groups]
+                if all(bool((each.sum(0) == 1).all() and each.any(1).all()) for each in rows):
                     return _SHARES
         return _DIFFERS
 

@@ -22,6 +22,18 @@ TOLERANCE = 1e-9
 _FACTOR = 1e-6
 # The kinds that say little: of tensors that differ, some are a multiple of the reference anyway.
 VAGUE = ("unlike", "scaled", "factors", "missing_scaled")
+# What of all ranks is the reference, and what is missing.
+_SHARES = {"sum": ("sum", "a reduction"), "mean": ("average", "an average")}
+_RARELY = "divided by the size of {name} once too often, or a sum over equal shares is missing"
+# What is meant by a power of the size of axes.
+_POWERS = (
+    (1, "times", "is {n} times the reference: summed over {name} once too often, or not divided by its size"),
+    (-1, "divided", f"is 1/{{n}} of the reference: {_RARELY}"),
+    (0.5, "sqrt", "is sqrt({n}) times the reference: a norm or scale counts {name} twice"),
+    (-0.5, "sqrt", "is 1/sqrt({n}) of the reference: a norm or scale omits {name}"),
+    (2, "times", "is {n}*{n} times the reference: multiplied by the size of {name} twice"),
+    (-2, "divided", "is 1/({n}*{n}) of the reference: divided by the size of {name} twice"),
+)
 _MOST_ROWS = 4096
 # Elements by which what is read from a flat buffer may be displaced.
 _MOST_DISPLACED = 64
@@ -126,28 +138,22 @@ class Hypotheses:
         found = []
         for over in subsets(self.axes):
             totals = [sum(held[rank] for rank in group) / whole for group in self.groups(over, list(held))]
-            for by in subsets(self.axes):
-                size = self.size(by)
-                for kind, factor, text in (("times", size, f"{size} times"), ("divided", 1 / size, f"1/{size} of")):
-                    if all(abs(total - factor) < _FACTOR * factor for total in totals):
-                        named = f"its sum over {' and '.join(over)} is {text} the reference"
-                        found.append(Reason(kind, " ".join(by), f"{named}, by the size of {' and '.join(by)}"))
-            for factor, reason in self._factors_of_padding():
-                for said, by_size in (("sum", 1), ("average", self.size(over))):
-                    if all(abs(total / by_size - factor) < _FACTOR * factor for total in totals):
-                        found.append(Reason("padding", "", f"its {said} over {' and '.join(over)} {reason.text}"))
+            for said, size in (("sum", 1), ("average", self.size(over))):
+                for factor, reason in self._known_factors():
+                    fits = all(abs(total / size - factor) < _FACTOR * factor for total in totals)
+                    # By sizes of axes, a sum and an average say the same.
+                    if fits and (size == 1 or reason.kind == "padding"):
+                        text = f"its {said} over {' and '.join(over)} {reason.text}"
+                        found.append(Reason(reason.kind, reason.axis, text))
         return found
 
-    def differing(self, right: Mapping[int, bool]) -> str:
-        """The axes along which some ranks are right and others wrong."""
-        single = [over for over in subsets(self.axes) if len(over) == 1]
-        differ = [
+    def differing(self, values: Mapping[int, object]) -> str:
+        """The axes along which ranks differ in a value, such as whether they are right."""
+        return " ".join(
             axis
-            for (axis,) in single
-            for group in self.groups([axis], list(right))
-            if len({right[r] for r in group}) > 1
-        ]
-        return " ".join(dict.fromkeys(differ))
+            for axis in self.axes
+            if any(len({values[rank] for rank in group}) > 1 for group in self.groups([axis], list(values)))
+        )
 
     # -- multiples
 
@@ -187,30 +193,11 @@ class Hypotheses:
             yield 1 / many, Reason("divided", "microbatches", divided)
         yield from self._factors_of_padding()
         for over in subsets(self.axes):
-            n, name, axis = self.size(over), " and ".join(over), " ".join(over)
-            often = f"summed over {name} once too often, or not divided by its size"
-            rarely = f"divided by the size of {name} once too often, or a sum over equal shares is missing"
-            yield n, Reason("times", axis, f"is {n} times the reference: {often}")
-            yield 1 / n, Reason("divided", axis, f"is 1/{n} of the reference: {rarely}")
-            if math.isqrt(n) ** 2 != n:
-                root = f"sqrt({n})"
-                yield (
-                    math.sqrt(n),
-                    Reason("sqrt", axis, f"is {root} times the reference: a norm or scale counts {name} twice"),
-                )
-                yield (
-                    1 / math.sqrt(n),
-                    Reason("sqrt", axis, f"is 1/{root} of the reference: a norm or scale omits {name}"),
-                )
-            square = f"{n}*{n}"
-            yield (
-                n * n,
-                Reason("times", axis, f"is {square} times the reference: multiplied by the size of {name} twice"),
-            )
-            yield (
-                1 / n / n,
-                Reason("divided", axis, f"is 1/({square}) of the reference: divided by the size of {name} twice"),
-            )
+            n = self.size(over)
+            for power, kind, text in _POWERS:
+                # A root of 4 is 2, by which an axis of 2 ranks is meant.
+                if abs(power) >= 1 or math.isqrt(n) ** 2 != n:
+                    yield n**power, Reason(kind, " ".join(over), text.format(n=n, name=" and ".join(over)))
 
     def _factors_of_padding(self) -> Iterator[tuple[float, Reason]]:
         counted, all_labels = self.labels
@@ -223,46 +210,48 @@ class Hypotheses:
 
     # -- reductions
 
+    def _alike(self, over: Sequence[str], held: Held) -> list[list[int]]:
+        """Ranks along these axes that hold the same part: where there are more ranks than heads, some of them do."""
+        found: dict[object, list[int]] = {}
+        for number, group in enumerate(self.groups(over, list(held))):
+            for rank in group:
+                found.setdefault((number, held[rank][1].key()), []).append(rank)
+        return list(found.values())
+
     def _unreduced(self, held: Held, want: Mapping[int, torch.Tensor], scale: float) -> list[Reason]:
         """A reduction that is missing: ranks hold the same part and differ, and together they have the reference."""
         for over in subsets(self.axes):
-            kinds, shares = set[str](), list[float]()
-            for group in self.groups(over, list(held)):
-                kind, of_group = self._kind_of_group(group, held, want, scale)
-                kinds.add(kind)
-                shares = shares or of_group
+            groups = self._alike(over, held)
+            kinds = {self._kind_of_group(group, held, want, scale) for group in groups}
             if len(kinds) == 1 and "" not in kinds:
                 # More axes would only hold repeats.
-                return [_unreduced_reason(kinds.pop(), over, shares)]
+                kind, axes = kinds.pop(), " and ".join(over)
+                words, what = _SHARES.get(kind, ("sum", "a reduction"))
+                among = ", among ranks with the same part," if len(groups[0]) < self.size(over) else ""
+                times = "" if kind in _SHARES else f"{kind} times "
+                text = f"the {words} over {axes}{among} is {times}the reference: {what} over {axes} is missing"
+                return [Reason(f"missing_{kind if kind in _SHARES else 'scaled'}", " ".join(over), text)]
         return []
 
-    def _kind_of_group(
-        self, group: Sequence[int], held: Held, want: Mapping[int, torch.Tensor], scale: float
-    ) -> tuple[str, list[float]]:
-        """Say that the sum, the mean or a multiple of the sum is the reference, or ""; and the share of each rank."""
-        if len(group) < 2 or len({held[rank][1].key() for rank in group}) > 1:
-            return "", []
+    def _kind_of_group(self, group: Sequence[int], held: Held, want: Mapping[int, torch.Tensor], scale: float) -> str:
+        """Say that the sum, the mean or a multiple of the sum is the reference, or ""."""
         locals_, wanted = [held[rank][0].double() for rank in group], want[group[0]].double()
         if all(is_close(local, locals_[0], scale, self.tolerance) for local in locals_):
-            return "", []
+            return ""
         total = torch.stack(locals_).sum(0)
-        shares = [factor_of(local, wanted) or 0.0 for local in locals_]
         if is_close(total, wanted, scale, self.tolerance):
-            return "sum", shares
+            return "sum"
         if is_close(total / len(group), wanted, scale, self.tolerance):
-            return "mean", shares
+            return "mean"
         factor = factor_of(total, wanted)
-        if factor and is_close(total, factor * wanted, scale * max(1.0, abs(factor)), self.tolerance):
-            return f"{factor:.6g}", shares
-        return "", []
+        is_multiple = factor and is_close(total, factor * wanted, scale * max(1.0, abs(factor)), self.tolerance)
+        return f"{factor:.6g}" if is_multiple else ""
 
     def _unlike(self, held: Held, scale: float) -> list[Reason]:
         """The axis along which ranks hold the same part and have other values, which no sum explains."""
-        for (axis,) in (over for over in subsets(self.axes) if len(over) == 1):
-            for group in self.groups([axis], list(held)):
-                if len({held[rank][1].key() for rank in group}) == 1 < len(group) and not all(
-                    is_close(held[rank][0], held[group[0]][0], scale, self.tolerance) for rank in group
-                ):
+        for axis in self.axes:
+            for group in self._alike([axis], held):
+                if not all(is_close(held[rank][0], held[group[0]][0], scale, self.tolerance) for rank in group):
                     missing = f"a reduction over {axis} is missing, or each computes something else"
                     same = f"ranks along {axis} hold the same part and have different values"
                     return [Reason("unlike", axis, f"{same}: {missing}")]
@@ -295,7 +284,9 @@ class Hypotheses:
         owners = {r: next((s for s in held if s != r and same(held[r][0], parts[s].of(whole))), None) for r in wrong}
         if all(owner is not None for owner in owners.values()):
             pairs = ", ".join(f"rank {rank} that of rank {owner}" for rank, owner in owners.items())
-            axis = self.differing({rank: rank not in wrong for rank in held}) or self._distinct(held)
+            axis = self.differing({rank: rank not in wrong for rank in held}) or self.differing(
+                {rank: part.key() for rank, part in parts.items()}
+            )
             yield Reason("other_part", axis, f"ranks have another rank's part: {pairs}")
         for over in subsets(self.axes):
             for group in self.groups(over, list(held)):
@@ -313,15 +304,6 @@ class Hypotheses:
                 yield Reason(kind, "", text)
         yield from self._rows(whole, held, wrong)
         yield from _displaced([(held[rank][0].flatten(), want[rank].flatten()) for rank in wrong], same)
-
-    def _distinct(self, held: Held) -> str:
-        """The axes along which ranks hold different parts."""
-        singles = [over for over in subsets(self.axes) if len(over) == 1]
-        return " ".join(
-            axis
-            for (axis,) in singles
-            if any(len({held[rank][1].key() for rank in group}) > 1 for group in self.groups([axis], list(held)))
-        )
 
     def _rows(self, whole: torch.Tensor, held: Held, wrong: Sequence[int]) -> Iterator[Reason]:
         """Each row is another row of the reference."""
@@ -366,56 +348,70 @@ class Hypotheses:
         scale = largest(value)
         return all(is_close(local, part.of(value), scale, self.tolerance) for local, part in held.values())
 
-    def of_update(self, before: torch.Tensor, after: torch.Tensor, held: Held) -> list[Reason]:
-        """A step has added a multiple of what it should add to a parameter."""
-        factors = []
-        for local, part in held.values():
-            old, new = part.of(before).double(), part.of(after).double()
-            right, mine = new - old, local.double() - old
-            factor = factor_of(mine, right)
-            if factor is not None:
-                factors.append(factor)
-                if not is_close(mine, factor * right, largest(right) * max(1.0, abs(factor)), 1e-5):
-                    return self._of_decay(before, after, held)
-        if not factors or max(factors) - min(factors) > 1e-5 or abs(factors[0] - 1) < 1e-5:
-            return []
-        if abs(factors[0]) < 1e-5:
-            lost = "the step does not change it, and gradients agree"
-            return [Reason("update", "", f"{lost}: no optimizer holds it, or what the step wrote is lost")]
-        added = f"what the step has added is {factors[0]:.6g} times that of the reference, and gradients agree"
-        return [Reason("update", "", f"{added}: the learning rate, or what scales it")]
+    def of_update(self, before: torch.Tensor, after: torch.Tensor, held: Held, is_loaded: bool = False) -> list[Reason]:
+        """A step has added a multiple of what it should add, or besides a multiple of the parameter itself.
 
-    def _of_decay(self, before: torch.Tensor, after: torch.Tensor, held: Held) -> list[Reason]:
-        """Beside what it should add, a step has added a multiple of the parameter itself."""
-        factors = []
-        for local, part in held.values():
-            old, rest = part.of(before).double(), local.double() - part.of(after).double()
-            factor = factor_of(rest, old)
-            if factor is not None:
-                factors.append(factor)
-                if not is_close(rest, factor * old, largest(old), self.tolerance):
-                    return []
-        if not factors or max(factors) - min(factors) > 1e-5 * abs(factors[0]):
+        `is_loaded`: the multiple may be of a scheduler's steps, and says nothing about axes.
+        """
+        changes, rests = {}, {}
+        for rank, (local, part) in held.items():
+            old, new = part.of(before).double(), part.of(after).double()
+            changes[rank], rests[rank] = (local.double() - old, new - old), (local.double() - new, old)
+        factors = _factors_of_ranks(changes, 1e-5)
+        if not factors:
+            numbers, axis = self._said(_factors_of_ranks(rests, self.tolerance))
+            added = f"beside what the reference adds, the step has added {numbers} times the parameter itself"
+            return [Reason("decay", axis, f"{added}: its weight decay is another")] if numbers else []
+        numbers, axis = self._said(factors)
+        if numbers == "1" or (axis and after.numel() < 2):
+            # Of one element, any is a multiple.
             return []
-        added = f"beside what the reference adds, the step has added {factors[0]:.6g} times the parameter itself"
-        return [Reason("decay", "", f"{added}: its weight decay is another")]
+        added = f"what the step has added is {numbers} times that of the reference, and gradients agree"
+        if numbers == "0":
+            added = "the step does not change it, and gradients agree"
+            why = "no optimizer holds it, or what the step wrote is lost"
+        elif axis:
+            why = f"ranks along {axis} step otherwise, or do not send what they step"
+        else:
+            one, why = next(iter(factors.values())), "the learning rate, or what scales it"
+            known = () if is_loaded else self._known_factors()
+            sizes = list(dict.fromkeys(each.axis for n, each in known if each.axis and abs(one - n) < 1e-5 * n))
+            axis = sizes[0] if len(sizes) == 1 else ""
+            why += f", such as the size of {' or '.join(sizes)}" if sizes else ""
+        return [Reason("update", axis, f"{added}: {why}")]
+
+    def of_steps(self, whole: torch.Tensor, held: Held) -> list[Reason]:
+        """The number of steps that an optimizer has counted is another."""
+        counts, axis = self._said({rank: float(local) for rank, (local, _) in held.items()})
+        text = f"the optimizer has counted {counts} steps, and {float(whole):g} in the reference"
+        return [Reason("steps", axis, f"{text}: some are taken before, twice or never, or the count is lost")]
+
+    def _said(self, numbers: Mapping[int, float]) -> tuple[str, str]:
+        """The numbers of ranks in words, and the axes along which they are not the same."""
+        by_text: dict[str, list[int]] = {}
+        for rank, number in numbers.items():
+            by_text.setdefault(f"{round(number, 9):.6g}", []).append(rank)
+        if len(by_text) < 2:
+            return "".join(by_text), ""
+        first = next(iter(by_text.values()))
+        each = [f"{text} (ranks {listed(ranks)})" for text, ranks in by_text.items()]
+        return " and ".join(each), self.differing({rank: rank in first for rank in numbers})
+
+
+def _factors_of_ranks(pairs: Mapping[int, tuple[torch.Tensor, torch.Tensor]], tolerance: float) -> dict[int, float]:
+    """The multiple that each rank has of what it should have; none if one has no multiple. `pairs`: both."""
+    found = {}
+    for rank, (have, want) in pairs.items():
+        factor = factor_of(have, want)
+        if not is_close(have, (factor or 0) * want, largest(want) * max(1.0, abs(factor or 0)), tolerance):
+            return {}
+        if factor is not None:
+            found[rank] = factor
+    return found
 
 
 def listed_numbers(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
-
-
-def _unreduced_reason(kind: str, over: Sequence[str], shares: Sequence[float]) -> Reason:
-    name, axis = " and ".join(over), " ".join(over)
-    have = f"ranks along {name} have {', '.join(f'{share:.2f}' for share in shares)} of the reference"
-    if kind == "sum":
-        return Reason("missing_sum", axis, f"{have}; their sum is the reference: a reduction over {name} is missing")
-    if kind == "mean":
-        return Reason(
-            "missing_mean", axis, f"{have}; their average is the reference: an average over {name} is missing"
-        )
-    text = f"{have}; their sum is {kind} times it: a reduction over {name} is missing, and a factor is wrong"
-    return Reason("missing_scaled", axis, text)
 
 
 _Change = Callable[[torch.Tensor], torch.Tensor]

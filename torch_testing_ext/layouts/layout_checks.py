@@ -202,8 +202,12 @@ class _Reference:
             self._alone[chunks] = self._ran(train, self._options.reference, alone, case)
         if any(kind == SAMPLE for _, kind, _ in self._alone[chunks].looks):
             aligned = Alignment(self._run, run)
-            reasons = diagnosis.weights_of_samples(self._run, self._alone[chunks], aligned, chunks)
-            finding.reasons = reasons or finding.reasons
+            for only in ("", finding.name):
+                # A stage alone may have lost some.
+                reasons = diagnosis.weights_of_samples(self._run, self._alone[chunks], aligned, chunks, only)
+                if reasons:
+                    finding.reasons = reasons
+                    break
 
 
 def check_layouts(train: Train, *layouts: str, **options: Any) -> list[LayoutReport]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from torch_testing_ext.layouts.hypotheses import Hypotheses, Reason
+from torch_testing_ext.layouts.hypotheses import Hypotheses, Reason, subsets
 from torch_testing_ext.layouts.tensor_parts import Held
 
 _FACTOR = 1e-6
+_INSTEAD = "and not the root of the sum of squares"
+# What is made of the parts of ranks in place of the right norm: a kind, words, and its square from their squares.
+_REDUCTIONS: tuple[tuple[str, str, Callable[[Sequence[float]], float]], ...] = (
+    ("norm", "that of all ranks' parts along {}, so that what is replicated there counts more than once", sum),
+    ("operation", f"the sum of those of ranks along {{}}, {_INSTEAD}", lambda each: sum(map(math.sqrt, each)) ** 2),
+    ("operation", f"the largest of those of ranks along {{}}, {_INSTEAD}", max),
+)
 
 
 def reasons_for_norm(
@@ -20,44 +27,49 @@ def reasons_for_norm(
     wholes: Mapping[str, torch.Tensor],
     held: Mapping[str, Held],
     ratios: Mapping[int, float],
-    data: tuple[str, ...],
 ) -> list[Reason]:
     """The reasons for which the norm of each rank is a multiple of that of the reference.
 
-    `data`: axes that cut samples. `wholes`, `held`: the gradients of the reference, and what ranks hold of them.
+    `wholes`, `held`: the gradients of the reference, and what ranks hold of them.
     """
     squares = {name: _square(whole) for name, whole in wholes.items() if name in held}
     total = sum(squares.values())
     if not total:
         return []
-    ranks = hypotheses.places
-    # Of the reference's values: that gradients are wrong themselves is another mistake.
-    mine = {rank: sum(_square(of[rank][1].of(wholes[n])) for n, of in held.items() if rank in of) for rank in ranks}
 
-    def fits(wanted: Callable[[int], float]) -> bool:
+    def fits(wanted: Mapping[int, float]) -> bool:
         return all(
-            abs(ratio - math.sqrt(max(0.0, wanted(rank)) / total)) < _FACTOR * ratio for rank, ratio in ratios.items()
+            abs(ratio - math.sqrt(max(0.0, wanted[rank]) / total)) < _FACTOR * ratio for rank, ratio in ratios.items()
         )
 
-    cuts = " ".join(axis for axis, size in hypotheses.axes.items() if size > 1 and axis not in data)
-    local = Reason(
-        "norm_local",
-        cuts or " ".join(hypotheses.axes),
-        "each rank's norm is that of its own parts: it is not summed over the axes that cut parameters",
-    )
-    found = []
-    for number in range(len(hypotheses.axes) + 1):
-        for over in itertools.combinations(hypotheses.axes, number):
-            groups = {rank: group for group in hypotheses.groups(over, list(ranks)) for rank in group}
-            if fits(lambda rank, groups=groups: sum(mine[other] for other in groups[rank])):  # type: ignore[misc]
-                name = " and ".join(over)
-                parts = f"the norm is that of all ranks' parts along {name}"
-                counted = f"{parts}, so that what is replicated there counts more than once"
-                found.append(Reason("norm", " ".join(over), counted) if over else local)
-    if not found:
-        alone = {rank: _own(rank, hypotheses, wholes, held) for rank in ranks}
-        if fits(lambda rank: alone[rank]):
-            found.append(local)
+    # Of the reference's values: that gradients are wrong themselves is another mistake.
+    parts = {
+        rank: {(n, of[rank][1].key()): _square(of[rank][1].of(wholes[n])) for n, of in held.items() if rank in of}
+        for rank in hypotheses.places
+    }
+    cutting = hypotheses.differing({rank: frozenset(own) for rank, own in parts.items()}).split()
+    found: dict[str, list[Reason]] = {"norm_local": [], "norm": [], "operation": []}
+    # What several hold, the first of them counts.
+    alone = {
+        rank: sum(square for part, square in parts[rank].items() if not any(part in parts[each] for each in group[:at]))
+        for group in hypotheses.groups(cutting, list(parts))
+        for at, rank in enumerate(group)
+    }
+    for over in ((), *subsets(hypotheses.axes)):
+        name, axis, rest = " and ".join(over), " ".join(over), [each for each in cutting if each not in over]
+        of_ranks = {
+            rank: [parts[other] for other in group] for group in hypotheses.groups(over, list(parts)) for rank in group
+        }
+        once = {rank: sum(ChainMap(*group).values()) for rank, group in of_ranks.items()}
+        if rest and (fits(once) or (not over and fits(alone))):
+            own = f"each rank's norm is that of its own parts: it is not summed over {' and '.join(rest)}"
+            found["norm_local"].append(Reason("norm_local", " ".join(rest), f"{own}, along which parameters are cut"))
+        for kind, words, reduce in _REDUCTIONS if over else ():
+            sums = {rank: reduce([sum(own.values()) for own in group]) for rank, group in of_ranks.items()}
+            # More axes would only hold repeats.
+            if fits(sums) and not (kind == "operation" and found[kind]):
+                found[kind].append(Reason(kind, axis, f"the norm is {words.format(name)}"))
+    reasons = list(dict.fromkeys(next(filter(None, found.values()), [])))
     for name in list(squares):
         # The same parameter of all layers.
         pattern = re.sub(r"\d+", "*", name)
@@ -65,19 +77,11 @@ def reasons_for_norm(
             value for each, value in squares.items() if "*" not in each and re.sub(r"\d+", "*", each) == pattern
         )
     for name, square in squares.items():
-        if fits(lambda rank, square=square: total - square):  # type: ignore[misc]
-            found.append(Reason("norm_omits", "", f"the norm leaves out {name}"))
-        if fits(lambda rank, square=square: total + square):  # type: ignore[misc]
-            found.append(Reason("norm_twice", "", f"the norm counts {name} twice"))
-    return found
+        for kind, words, wanted in (("omits", "leaves out", total - square), ("twice", "counts twice", total + square)):
+            if fits(dict.fromkeys(parts, wanted)):
+                reasons.append(Reason(f"norm_{kind}", "", f"the norm {words} {name}"))
+    return reasons
 
 
 def _square(tensor: torch.Tensor) -> float:
     return float((tensor.double() ** 2).sum())
-
-
-def _own(rank: int, hypotheses: Hypotheses, wholes: Mapping[str, torch.Tensor], held: Mapping[str, Held]) -> float:
-    """The square of the parts that only this rank holds, and on the first rank also of those that all have."""
-    is_first = not any(hypotheses.places[rank].values())
-    own = [(name, of[rank][1]) for name, of in held.items() if rank in of]
-    return sum(_square(part.of(wholes[name])) for name, part in own if is_first or not part.is_whole)

@@ -159,6 +159,10 @@ def train_by_hand(layout, *mistakes):
     lr = 0.01 * (layout.size("dp") if "learning rate times dp" in mistakes else 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    if "states made by a step" in mistakes and layout.size("tp") > 1:
+        for param in model.parameters():
+            zero = torch.zeros_like(param)
+            optimizer.state[param] = {"step": torch.tensor(1.0), "exp_avg": zero, "exp_avg_sq": zero.clone()}
     state = (layout, model, optimizer, scheduler, mistakes)
     layout.checkpoint(lambda folder: save(folder, *state), lambda folder: load(folder, *state))
     for ids, labels in layout.batches(batch_of, STEPS):
@@ -177,6 +181,8 @@ def train_by_hand(layout, *mistakes):
             elif not (name == "head.weight" and "unreduced head" in mistakes) and "unreduced dp" not in mistakes:
                 reduced(param.grad, layout, "dp")
         layout.step(model, optimizer, loss.detach(), lambda model: clip(model, layout, mistakes), scheduler)
+        if "scheduler twice on a rank" in mistakes and layout.place("dp"):
+            scheduler.step()
 
 
 def clip(model, layout, mistakes):
@@ -188,12 +194,14 @@ def clip(model, layout, mistakes):
     own = torch.stack([(p.grad**2).sum() for p in cut]).sum()
     if "norm omits up" in mistakes and layout.size("tp") > 1:
         own = torch.stack([(p.grad**2).sum() for n, p in model.named_parameters() if n.endswith("down.weight")]).sum()
-    if "local norm" not in mistakes and "norm counts replicas" not in mistakes:
+    if not {"local norm", "norm counts replicas", "norms added"} & set(mistakes):
         own = reduced(own, layout, "tp")
     square = own + torch.stack([(p.grad**2).sum() for p in rest if p.grad is not None]).sum()
     if "norm counts replicas" in mistakes:
         square = reduced(square, layout, "tp")
     norm = square.sqrt()
+    if "norms added" in mistakes:
+        norm = reduced(norm, layout, "tp")
     for param in (each for each in model.parameters() if each.grad is not None):
         param.grad.mul_((0.5 / norm).clamp(max=1.0))
     return norm

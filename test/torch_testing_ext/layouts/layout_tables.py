@@ -61,6 +61,9 @@ KINDS = {
     50: "a loader takes the rank for the place on dp",
     51: "labels of another microbatch",
     52: "the gradient of a microbatch is lost between stages",
+    53: "the norm is the sum of the norms of ranks",
+    54: "a scheduler steps twice on a rank",
+    55: "states are made by a step that counts",
 }
 HAND, TORCH_CUT, HEADS = programs.train_by_hand, others.train_sharded, others.train_heads
 STAGES, POSITIONS, DISPATCHING = others.train_stages, others.train_positions, others.train_dispatching
@@ -113,7 +116,7 @@ PLANTED = (
     (31, BALANCED, ("balance divided by dp",), "dp=2", "balance", "divided", "dp"),
     (31, BALANCED, ("only said",), "dp=2", "balance", "divided", "dp"),
     (32, HAND, ("offset dropped",), "tp=2", "blocks.1.offset", "zero", ""),
-    (33, HAND, ("learning rate times dp",), "dp=2", "embedding.weight", "update", ""),
+    (33, HAND, ("learning rate times dp",), "dp=2", "embedding.weight", "update", "dp"),
     (35, ROUTING, ("frozen by the cut",), "tp=2", "attention.q_scale", "zero", ""),
     (36, ROUTING, ("tie broken",), "tp=2", "embedding.weight", "untied", ""),
     (41, ROUTING, ("bias by own counts",), "dp=2", "experts.expert_bias", "unlike", "dp"),
@@ -123,8 +126,11 @@ PLANTED = (
     (45, ROUTING, ("bucket off by one",), "dp=2", "attention.qkv.weight", "displaced", ""),
     (46, trainers.train_local, ("no grad_placements",), "tp=2", "norm.weight", "missing_sum", "tp"),
     (48, IN_PARTS, ("reduced after each part",), "dp=2", "head.bias", "weighted", "dp"),
-    (49, IN_PARTS, ("last parameter not sent",), "dp=2", "head.bias", "unlike", "dp"),
+    (49, IN_PARTS, ("last parameter not sent",), "dp=2", "head.bias", "update", "dp"),
     (50, trainers.train_loading, ("place by rank",), "dp=2 tp=2", "samples", "samples", "dp"),
+    (53, HAND, ("norms added",), "tp=2", "norm", "operation", "tp"),
+    (54, HAND, ("scheduler twice on a rank",), "dp=2", "embedding.weight", "update", "dp"),
+    (55, HAND, ("states made by a step",), "tp=2", "step of embedding.weight", "steps", ""),
 )
 # The same kinds in other models, on other axes, by other factors, of biases, with other optimizers.
 VARIANTS = (

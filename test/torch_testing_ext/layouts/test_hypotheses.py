@@ -61,6 +61,7 @@ ONE_AXIS = (
     ("sum of parts", rows_of(TOP + BOTTOM, TOP + BOTTOM), [("parts_reduced", "tp")]),
     ("mean of parts", rows_of((TOP + BOTTOM) / 2, (TOP + BOTTOM) / 2), [("parts_reduced", "tp")]),
     ("twice the parts", rows_of(2 * TOP, 2 * BOTTOM), [("times", "tp")]),
+    ("none, of rows", rows_of(TOP.cos(), BOTTOM.exp()), []),
     ("shifted", whole_of(WHOLE.roll(1, 0), WHOLE.roll(1, 0)), [("shifted", "")]),
     ("reversed", whole_of(WHOLE.flip(1), WHOLE.flip(1)), [("reversed", "")]),
     ("rows", whole_of(WHOLE[[0, 2, 1, 3]], WHOLE[[0, 2, 1, 3]]), [("rows", "")]),
@@ -90,6 +91,22 @@ class HypothesesTest(TestCase):
         self.assertEqual(two.of_tensor(WHOLE, whole_of(*quarters))[0].axis, "dp tp")
         three = hypotheses(dp=3, tp=2).of_tensor(WHOLE, whole_of(*[3 * WHOLE] * 6))
         self.assertEqual([(reason.kind, reason.axis) for reason in three], [("times", "dp")])
+
+    def test_ranks_with_one_part(self):
+        """With more ranks than heads, some hold the same one."""
+        shares = (TOP.cos(), TOP - TOP.cos(), BOTTOM.exp(), BOTTOM - BOTTOM.exp())
+        held = {rank: (share, Part((torch.tensor(ROWS[rank // 2]), None))) for rank, share in enumerate(shares)}
+        (reason,) = hypotheses(tp=4).of_tensor(WHOLE, held)
+        self.assertEqual((reason.kind, reason.axis), ("missing_sum", "tp"))
+        self.assertIn("among ranks with the same part", reason.text)
+        held[3] = TOP, held[3][1]
+        self.assertEqual([reason.kind for reason in hypotheses(tp=4).of_tensor(WHOLE, held)], ["unlike"])
+
+    def test_steps(self):
+        counts = [torch.tensor(float(count)) for count in (3, 2)]
+        (reason,) = hypotheses(tp=2).of_steps(counts[1], whole_of(*counts))
+        self.assertEqual((reason.kind, reason.axis), ("steps", "tp"))
+        self.assertIn("3 (ranks 0) and 2 (ranks 1) steps, and 2 in the reference", reason.text)
 
     def test_microbatches(self):
         found = hypotheses(microbatches=4, pp=2).of_tensor(WHOLE, whole_of(*[4 * WHOLE] * 2))
@@ -133,8 +150,21 @@ class HypothesesTest(TestCase):
                 found = hypotheses(tp=2).of_update(WHOLE, after, whole_of(have, have))
                 self.assertEqual([reason.kind for reason in found], kinds)
                 self.assertIn(words, " ".join(reason.text for reason in found))
-        # One rank decays it, and one does not.
-        self.assertEqual(hypotheses(tp=2).of_update(WHOLE, after, whole_of(after - 0.01 * WHOLE, after)), [])
+        for name, of_ranks, kind, words in (
+            ("one decays it", (after - 0.01 * WHOLE, after), "decay", "-0.01 (ranks 0) and 0 (ranks 1) times"),
+            ("one steps twice", (after, WHOLE + 0.2 * WHOLE.cos()), "update", "1 (ranks 0) and 2 (ranks 1) times"),
+            ("one does not send", (after, WHOLE), "update", "1 (ranks 0) and 0 (ranks 1) times"),
+        ):
+            with self.subTest(name):
+                (reason,) = hypotheses(tp=2).of_update(WHOLE, after, whole_of(*of_ranks))
+                self.assertEqual((reason.kind, reason.axis, words in reason.text), (kind, "tp", True))
+        thrice = whole_of(*[WHOLE + 0.3 * WHOLE.cos()] * 6)
+        self.assertEqual([reason.axis for reason in hypotheses(dp=3, tp=2).of_update(WHOLE, after, thrice)], ["dp"])
+        # After loading it may as well be the step of a scheduler.
+        self.assertEqual(hypotheses(dp=3, tp=2).of_update(WHOLE, after, thrice, True)[0].axis, "")
+        # Each rank's value of one element is a multiple.
+        one, two = torch.ones(1), 2 * torch.ones(1)
+        self.assertEqual(hypotheses(tp=2).of_update(one, two, whole_of(1.7 * one, 1.9 * one)), [])
 
     def test_what_is_no_displacement(self):
         """Equal elements are at each place, and most of the tensor must be there."""
@@ -179,12 +209,28 @@ class HypothesesTest(TestCase):
             ("omits one", [total - square["blocks.0.whole"]] * 2, "norm_omits"),
             ("omits one of all layers", [rest_of and square["cut"]] * 2, "norm_omits"),
             ("has one twice", [total + square["cut"]] * 2, "norm_twice"),
+            ("adds norms", [sum(each**0.5 for each in own) ** 2] * 2, "operation"),
+            ("is the largest", [max(own)] * 2, "operation"),
         ):
             with self.subTest(name):
                 ratios = {rank: (each / total) ** 0.5 for rank, each in enumerate(squares)}
-                found = reasons_for_norm(one, wholes, held, ratios, ("dp",))
+                found = reasons_for_norm(one, wholes, held, ratios)
                 self.assertIn(kind, [reason.kind for reason in found])
-        self.assertEqual(reasons_for_norm(one, wholes, held, {0: 1.234, 1: 1.234}, ("dp",)), [])
+        self.assertEqual(reasons_for_norm(one, wholes, held, {0: 1.234, 1: 1.234}), [])
+
+    def test_a_norm_of_two_axes(self):
+        """It is summed over one of the axes that cut parameters; the axis that repeats them is not said."""
+        held = {rank: (part.of(WHOLE), part) for rank, (_, part) in rows_of(TOP, BOTTOM).items()}
+        every = {rank: held[rank % 2] for rank in range(4)}
+        total = float((WHOLE**2).sum())
+        ratios = {rank: (float((local**2).sum()) / total) ** 0.5 for rank, (local, _) in every.items()}
+        found = reasons_for_norm(hypotheses(dp=2, tp=2), {"cut": WHOLE}, {"cut": every}, ratios)
+        self.assertEqual([(reason.kind, reason.axis) for reason in found], [("norm_local", "tp")])
+        quarters = {rank: (WHOLE[[rank]], Part((torch.tensor([rank]), None))) for rank in range(4)}
+        over_tp = {rank: float((WHOLE[rank // 2 * 2 : rank // 2 * 2 + 2] ** 2).sum()) for rank in range(4)}
+        ratios = {rank: (square / total) ** 0.5 for rank, square in over_tp.items()}
+        found = reasons_for_norm(hypotheses(dp=2, tp=2), {"cut": WHOLE}, {"cut": quarters}, ratios)
+        self.assertIn(("norm_local", "dp"), [(reason.kind, reason.axis) for reason in found])
 
 
 class HonestyTest(TestCase):
