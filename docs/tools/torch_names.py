@@ -51,7 +51,7 @@ _TEXTS_OF_OTHERS = ("relative import",)
 # Files that read names of frames, by whose frames these are.
 FRAMES_OF_OTHERS: Mapping[str, Sequence[str]] = {
     "pytest and the standard library": ("_process/file_reads.py", "_process/fork_safety.py"),
-    "asyncio": ("_collectives/blocked/event_loops.py",),
+    "asyncio and multiprocessing": ("_collectives/blocked/event_loops.py",),
     "this package": ("_testing/bases/threaded_group.py", "launch/rank_debugger.py"),
 }
 # Files that are about private names: those of pytest, and those of the modules of PyTorch's own test kit.

@@ -164,7 +164,8 @@ def _python_threads() -> tuple[PythonThread, ...]:
         thread = known.get(number)
         name = thread.name if thread else number
         native_id = (thread and thread.native_id) or 0
-        others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch))
+        in_loop = is_woken_by_threads_alone(frame)
+        others.append(PythonThread(native_id, f"thread {name} ({place})", can_reach(frame), in_torch, in_loop))
     return tuple(others)
 
 

@@ -33,13 +33,15 @@ class ThreadState:
 class PythonThread:
     """A thread that runs Python, besides the main one. `number`: that of its native thread, 0 if unknown.
 
-    `can_act`: it may issue a collective, as far as can be seen; `in_torch`: it is in a call of torch, or in a `wait()`.
+    `can_act`: it may issue a collective, as far as can be seen; `in_torch`: it is in a call of torch, or in a `wait()`;
+    `in_loop`: it waits in a loop that nothing but another thread of its process wakes.
     """
 
     number: int
     text: str
     can_act: bool
     in_torch: bool
+    in_loop: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,13 @@ class _Probes:
     def _asleep(self) -> set[int]:
         """The threads that have slept without end at both probes."""
         numbers = set()
+        in_loops = {thread.number for thread in self.second.others if thread.in_loop}
         for thread in self.second.threads:
             is_unchanged = self.earlier.get(thread.number) == thread
-            if is_unchanged and _waits_without_end(thread, self.second.machine, may_be_timed=False):
+            is_endless = thread.number in in_loops or _waits_without_end(
+                thread, self.second.machine, may_be_timed=False
+            )
+            if is_unchanged and is_endless:
                 numbers.add(thread.number)
         return numbers
 

@@ -406,6 +406,7 @@ class TestDifferences(unittest.TestCase):
 OTHER = PythonThread(number=0, text="thread beat (test_x.py:3)", can_act=True, in_torch=False)
 AWAKE, IDLE = replace(OTHER, can_act=False), replace(OTHER, number=8)
 IN_TORCH = replace(IDLE, in_torch=True)
+SELECTING = replace(OTHER, number=9)
 OUTSIDE = {"in_torch": False, "calls": "acquire"}
 
 
@@ -415,10 +416,15 @@ class TestBlocked(unittest.TestCase):
         slow, fast = (replace(AWAKE, number=9), thread(9, "230 0x1", ran="1")), thread(9, "230 0x1", ran="2")
         beating = {"others": (slow[0],), "threads": (thread(7), thread(8), slow[1])}
         later = {**beating, "threads": (thread(7), thread(8), fast)}
+        in_loop = {
+            "others": (replace(SELECTING, in_loop=True),),
+            "threads": (thread(7), thread(8), thread(9, "232 0x1")),
+        }
         for first, second in (
             ({"others": (IDLE,)}, {"others": (IDLE,)}),
             ({"children": True}, {"children": True}),
             (beating, later),
+            (in_loop, in_loop),
             ({"others": (AWAKE, IN_TORCH)}, {"others": (AWAKE, IN_TORCH)}),
             (joins, joins),
             (OUTSIDE, OUTSIDE),
@@ -452,6 +458,7 @@ class TestBlocked(unittest.TestCase):
         others = {
             "a Python thread that may act": {"others": (OTHER,)},
             "one that may be woken": {"others": (replace(OTHER, number=8), replace(OTHER, can_act=False))},
+            "one that selects": {"others": (SELECTING,), "threads": (thread(7), thread(8), thread(9, "232 0x1"))},
             "woken by a thread": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH, AWAKE)},
             "woken by a child": {"in_torch": False, "calls": "acquire", "others": (IN_TORCH,), "children": True},
             "a timer": {"timers": True},
