@@ -24,6 +24,8 @@ _MOST_GROUPS = 4
 _LONGEST_TITLE = 3 * WIDTH
 _LONGEST_DOING, _SHORTEST_DOING = 46, 24
 _WIDEST_RANKS = 20
+# The operation with which a call begins, and behind dots a number with its name, a shape, or another word.
+_OPERATION = re.compile(r"^(?:in |after )?\S*(?: \.\.\. (?:\w+ \d+|\[[^]]*\]|\S+))?")
 # The line between a failure on one screen and its account, in one text.
 WHOLE_ACCOUNT = "\n\n-- full report --\n"
 
@@ -145,9 +147,8 @@ class Cell(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The columns for what is never cut: the operation, with which a call begins, and the start of a sentence."""
-        words = (self.brief or self.did).split(" ")
-        operation = " ".join(words[: 2 if words[0] in ("in", "after") else 1])
+        """The columns for what is never cut: the operation with what tells it apart, and the start of a sentence."""
+        operation = "".join(_OPERATION.findall(self.brief or self.did)[:1])
         return min(width(self.did), max(width(operation) + len("..."), _SHORTEST_DOING))
 
 

@@ -69,16 +69,9 @@ def _by_group(record: RankRecord | None) -> list[str]:
     used = {**record.calls, **record.p2p}
     if all(record.groups[key].is_default for key in used):
         return []
-    lines = []
-    for key in used:
-        group = record.groups[key]
-        latest = []
-        if key in record.calls:
-            latest.append(call_in_words(record, record.calls[key][-1]))
-        if key in record.p2p:
-            latest.append(record.p2p[key])
-        lines.append(f"{group.title} ({list_of(group.members)}): {', '.join(latest)}")
-    return lines
+    latest = {key: call_in_words(record, calls[-1]) for key, calls in record.calls.items()}
+    both = ((record.groups[key], filter(None, (latest.get(key), record.p2p.get(key)))) for key in used)
+    return [f"{group.title} ({list_of(group.members)}): {', '.join(calls)}" for group, calls in both]
 
 
 def site_of_rank(stacks: str, file: str) -> Site | None:

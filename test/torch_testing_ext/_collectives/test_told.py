@@ -3,10 +3,14 @@
 import unittest
 
 import pytest
+import told_bystanders
 import told_causes
 import told_dead_threads
+import told_helpers
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
+import told_ragged
+import told_short
 import told_stores
 import told_threads
 import told_uneven
@@ -22,6 +26,22 @@ class UnevenTest(unittest.TestCase):
 
 class LongTextsTest(unittest.TestCase):
     """On 80 columns."""
+
+
+class ShortTextsTest(unittest.TestCase):
+    """Twins of the long ones: nothing is cut in vain."""
+
+
+class RaggedTest(unittest.TestCase):
+    """The same in the forms of libraries."""
+
+
+class BystandersTest(unittest.TestCase):
+    """In meshes, pipelines and handlers of errors, the rank with the slip is told, and not those beside it."""
+
+
+class HelpersTest(unittest.TestCase):
+    """The collective of a helper of the standard library, or of torch, is told."""
 
 
 class CausesTest(unittest.TestCase):
@@ -55,6 +75,10 @@ add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
 add_tests(UnrecordedTest, told_unrecorded.PROGRAMS, pytest.mark.slow)
+add_tests(RaggedTest, told_ragged.PROGRAMS, pytest.mark.slow)
+add_tests(BystandersTest, told_bystanders.PROGRAMS, pytest.mark.slow)
+add_tests(HelpersTest, told_helpers.PROGRAMS, pytest.mark.slow)
+add_tests(ShortTextsTest, told_short.PROGRAMS, pytest.mark.slow)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)
 
 

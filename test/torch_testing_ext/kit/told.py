@@ -30,7 +30,10 @@ _OF_RANKS = re.compile(r"# (ranks? [\d, -]+\d)$")
 
 @dataclass(frozen=True)
 class Program:
-    """A program of all ranks. `told`: texts of the title, in order; () of a sound one. `seconds`: its time-out."""
+    """A program of all ranks. `told`: texts of the title, in order; () of a sound one. `seconds`: its time-out.
+
+    `shown`: texts of its rows. `is_whole`: nothing is cut in them, and each is on one line.
+    """
 
     body: Callable[[Any], None]
     size: int
@@ -39,6 +42,8 @@ class Program:
     seconds: float = 1000.0
     # The ranks have a group before it begins.
     joins: bool = True
+    shown: tuple[str, ...] = ()
+    is_whole: bool = False
 
     @property
     def name(self) -> str:
@@ -64,12 +69,19 @@ class Programs:
         self.sound: list[Program] = []
 
     def told(
-        self, *texts: str, size: int = 3, levels: tuple[int, ...] = (1, 2), seconds: float = 1000.0, joins: bool = True
+        self,
+        *texts: str,
+        size: int = 3,
+        levels: tuple[int, ...] = (1, 2),
+        seconds: float = 1000.0,
+        joins: bool = True,
+        shown: tuple[str, ...] = (),
+        is_whole: bool = False,
     ) -> Callable[[Any], Any]:
         """A program with a slip. `texts`: parts of the title."""
 
         def plant(body: Any) -> Any:
-            self._add(self.planted, Program(body, size, levels, texts, seconds, joins))
+            self._add(self.planted, Program(body, size, levels, texts, seconds, joins, shown, is_whole))
             return body
 
         return plant
@@ -132,6 +144,12 @@ def check_told(test: Any, programs: Programs, program: Program, level: int) -> N
     for ranks, place in program.rows:
         row = re.compile(rf"^  {re.escape(ranks)}  .*?(\n +)?{re.escape(place)}\b", re.MULTILINE)
         test.assertRegex(rest, row, screen)
+    table = rest.partition("\n\n")[0]
+    for text in program.shown:
+        test.assertIn(text, table)
+    if program.is_whole:
+        test.assertNotIn("...", table)
+        test.assertNotRegex(table, r"(?m)^ {8}", "a line of its own for a place")
     too_wide = [line for line in rest.splitlines() if len(line) > 80 and "|" in line]
     test.assertEqual(too_wide, [], screen)
 

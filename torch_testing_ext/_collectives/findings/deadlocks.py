@@ -132,10 +132,9 @@ def _call_in_group(wait: Wait) -> str:
 
 
 def _waiting(rank: int, wait: Wait) -> Doing:
-    if not wait.is_in_call:
-        return Doing(rank, f"waiting for {wait.cause}", wait.call.site, tuple(wait.missing), wait.name)
-    call = _call_in_group(wait)
-    return Doing(rank, f"waiting for {list_of(wait.missing)} in {call}", wait.call.site, tuple(wait.missing), call)
+    call = _call_in_group(wait) if wait.is_in_call else wait.name
+    awaited = f"{list_of(wait.missing)} in {call}" if wait.is_in_call else wait.cause
+    return Doing(rank, f"waiting for {awaited}", wait.call.site, tuple(wait.missing), call)
 
 
 def _abandoned(

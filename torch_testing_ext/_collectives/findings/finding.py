@@ -51,14 +51,16 @@ class Doing(NamedTuple):
     awaited: tuple[int, ...] = ()
     # The call in which it waits for them.
     call: str = ""
+    # What it did in fewer words.
+    short: str = ""
 
     def __str__(self) -> str:
         return self.line_of([self.rank])
 
     @property
     def brief(self) -> str:
-        """The call alone, of a rank that waits in one."""
-        return f"in {self.call}" if self.call else ""
+        """The call alone, of a rank that waits in one; or what tells it from the calls of other ranks."""
+        return f"in {self.call}" if self.call else self.short
 
     def line_of(self, ranks: Sequence[int]) -> str:
         """The line for several ranks that did the same."""

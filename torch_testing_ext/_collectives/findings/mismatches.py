@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import NamedTuple
 
 from torch_testing_ext._collectives.records.issued_calls import (
     Call,
@@ -14,7 +16,7 @@ from torch_testing_ext._collectives.records.issued_calls import (
     shared_groups,
     whole_records,
 )
-from torch_testing_ext._process.logs import cut
+from torch_testing_ext._process.logs import cut, width
 from torch_testing_ext._process.words import list_of, verb_for
 
 from .finding import (
@@ -37,6 +39,15 @@ _CALLS_BEFORE = 3
 _WIDEST_COLUMN = 60
 # The columns of a title for what ranks have called.
 _MOST_OF_TITLE = 170
+# A number with its name, a shape, or another word.
+_WORD = re.compile(r"\w+ \d+|\[[^]]*\]|\S+")
+_AGREEMENT, _ROOT, _PUT_TOGETHER = attrgetter("agreement"), attrgetter("root"), attrgetter("layout", "parts")
+# What may tell calls apart. Sizes come last: those of an exchange differ in sound programs.
+_PROPERTIES = (attrgetter("kind"), _AGREEMENT, _ROOT, _PUT_TOGETHER)
+# Members may put together parts of other shapes or placements that have as many elements.
+_MUST_BE_ALIKE = (_AGREEMENT, _ROOT, attrgetter("layout"), attrgetter("parts"))
+# Of calls that C++ has issued, the root is not known; flat parts have no layout.
+_UNKNOWN = {None, ()}
 
 
 def first_mismatch(records: Records, unless_raised: bool = False) -> Finding | None:
@@ -81,8 +92,7 @@ def _first_mismatch_in(group: SharedGroup, calls: CallsByRank, unless_raised: bo
 
 def _mismatch_at(group: SharedGroup, place: int, calls_there: CallOfRank, calls: CallsByRank) -> Finding | None:
     """The mismatch among the calls of one place, if there is one."""
-    agreements = {call.agreement for call in calls_there.values()}
-    if len(agreements) > 1 or _have_other_roots(calls_there) or _have_other_parts(calls_there):
+    if any(len({*map(each, calls_there.values())} - _UNKNOWN) > 1 for each in _MUST_BE_ALIKE):
         return _mismatch(group, place, calls_there, calls)
     if any(call.exchange is not None for call in calls_there.values()):
         return _wrong_exchange(group, place, calls_there)
@@ -96,34 +106,12 @@ class _Way(NamedTuple):
     words: str
 
 
-def _kind_of(call: Call) -> Any:
-    return call.kind
-
-
-def _must_agree(call: Call) -> Any:
-    return call.agreement
-
-
-def _root(call: Call) -> Any:
-    return call.root
-
-
-def _put_together(call: Call) -> Any:
-    return call.layout, call.parts
-
-
 def _ways(calls: CallOfRank) -> list[_Way]:
-    """The ways in which ranks have called, by the first property that tells them apart; that of the fewest first.
-
-    Sizes come last: those of an exchange differ in sound programs.
-    """
-    properties = (_kind_of, _must_agree, _root, _put_together)
-    tells_apart = next(each for each in properties if len(set(map(each, calls.values()))) > 1)
+    """The ways in which ranks have called, by the first property that tells them apart; that of the fewest first."""
+    tells_apart = next(each for each in _PROPERTIES if len(set(map(each, calls.values()))) > 1)
     groups = ranks_grouped_by(calls, tells_apart)
-    if tells_apart is _root:
-        calls = {rank: _with_root(call) for rank, call in calls.items()}
-    if tells_apart is _put_together:
-        calls = {rank: _with_parts(call) for rank, call in calls.items()}
+    if tells_apart in (_ROOT, _PUT_TOGETHER):
+        calls = {rank: _with_detail(call, tells_apart is _ROOT) for rank, call in calls.items()}
     alike = [[calls[rank] for rank in ranks] for ranks, _ in groups]
     words = list(map(_in_common, alike))
     if len(set(words)) < len(words):
@@ -131,15 +119,11 @@ def _ways(calls: CallOfRank) -> list[_Way]:
     return [_Way(ranks, text) for (ranks, _), text in zip(groups, words, strict=True)]
 
 
-def _with_root(call: Call) -> Call:
-    """The call with its root in words, which a log has among its details."""
-    words = f"root {call.root}"
-    is_told = call.root is None or words in call.details
-    return call if is_told else replace(call, details=(*call.details, words))
-
-
-def _with_parts(call: Call) -> Call:
-    return replace(call, details=(*call.details, *filter(None, [" to ".join(call.parts)])))
+def _with_detail(call: Call, of_root: bool) -> Call:
+    """The call with its root, or its parts, in words, which a log may have among its details."""
+    root = "" if call.root is None else f"root {call.root}"
+    words = root if of_root else " to ".join(call.parts)
+    return call if words in ("", *call.details) else replace(call, details=(*call.details, words))
 
 
 def _in_common(calls: Sequence[Call]) -> str:
@@ -169,14 +153,20 @@ def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: Ca
     rest = [rank for way in ways[MOST_WAYS:] for rank in way.ranks]
     ways = ways[:MOST_WAYS]
     where = f"call #{place} of {group.title}"
+    short = _told_apart([way.words for way in ways])
     # So short that the title has room for where it is.
-    brief_ways = [way._replace(words=cut(way.words, _MOST_OF_TITLE // len(ways))) for way in ways]
+    most = _MOST_OF_TITLE // len(ways)
+    brief_ways = [
+        way if width(way.words) <= most else way._replace(words=cut(short.get(way.words, way.words), most))
+        for way in ways
+    ]
     brief = ", ".join(_calls_in_words(brief_ways, rest))
     if len(ways) == 2 and len(calls_there) == len(group.ranks) > 2:
         brief = f"{_calls_in_words(brief_ways[:1], [])[0]}, the others call {brief_ways[1].words}"
     words_of = {rank: way.words for way in ways for rank in way.ranks}
     doings = tuple(
-        Doing(rank, words_of.get(rank) or described(call), call.site) for rank, call in sorted(calls_there.items())
+        Doing(rank, words := words_of.get(rank) or described(call), call.site, short=short.get(words, ""))
+        for rank, call in sorted(calls_there.items())
     )
     return Finding(
         FindingKind.MISMATCH,
@@ -189,16 +179,13 @@ def _mismatch(group: SharedGroup, place: int, calls_there: CallOfRank, calls: Ca
     )
 
 
-def _have_other_roots(calls: CallOfRank) -> bool:
-    """Whether members give or take the data elsewhere. Of calls that C++ has issued, the root is not known."""
-    return len({call.root for call in calls.values()} - {None}) > 1
-
-
-def _have_other_parts(calls: CallOfRank) -> bool:
-    """Whether members put together parts of other shapes or placements, although they have as many elements."""
-    layouts = {call.layout for call in calls.values()} - {()}
-    parts = {call.parts for call in calls.values()} - {()}
-    return len(layouts) > 1 or len(parts) > 1
+def _told_apart(texts: Sequence[str]) -> dict[str, str]:
+    """For each of these texts, one without the words that all have in common behind the operation."""
+    words = [_WORD.findall(text) for text in texts]
+    alike = len([*itertools.takewhile(lambda each: len({*each}) == 1, zip(*words, strict=False))])
+    if alike <= 1:
+        return {}
+    return {text: " ".join([own[0], "...", *own[alike:]]) for text, own in zip(texts, words, strict=True)}
 
 
 def _calls_in_words(ways: Sequence[_Way], rest: Sequence[int]) -> list[str]:

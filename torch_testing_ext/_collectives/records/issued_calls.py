@@ -338,9 +338,16 @@ def shared_groups(records: Sequence[RankRecord]) -> list[SharedGroup]:
     for key, known in claims.items():
         ranks = _members_of(key, known, keys)
         if ranks is not None and len(ranks) > 1:
-            first = next(iter(known.values()))
-            groups.append(SharedGroup(key, first.title, ranks))
+            groups.append(SharedGroup(key, _title_of(known), ranks))
     return groups
+
+
+def _title_of(known: Mapping[int, GroupRecord]) -> str:
+    """The title that most members give to a group, with another one if there is one."""
+    named = grouped((group.title, rank) for rank, group in known.items())
+    most = max(named, key=lambda title: len(named[title]))
+    others = (f", which rank {ranks[0]} calls {title}" for title, ranks in named.items() if title != most)
+    return most + next(others, "")
 
 
 def _members_of(
