@@ -29,8 +29,8 @@ from torch_environments import TorchEnvironment
 from torch_testing_ext._process import system
 from torch_testing_ext.upstream.mapping import UserError
 
-# A patch without a version is for every torch that has a series; one with a version only for that torch.
-_NAME = re.compile(r"(?P<number>\d{4})-(?P<slug>[a-z0-9-]+?)(\.torch-(?P<torch>\d+\.\d+))?\.patch")
+# A patch without a version is for every torch that has a series; one with versions only for these.
+_NAME = re.compile(r"(?P<number>\d{4})-(?P<slug>[a-z0-9-]+?)(\.torch-(?P<torch>\d+\.\d+(\+\d+\.\d+)*))?\.patch")
 _RAN = re.compile(r"^Ran (\d+) tests?\b", re.MULTILINE)
 _SUBJECT = re.compile(r"^Subject: (.*(?:\n[ \t].*)*)", re.MULTILINE)
 TEST_TIMEOUT = 900.0
@@ -94,7 +94,7 @@ def load(directory: Path, version: str, with_old: bool = False) -> tuple[SeriesP
         match = _NAME.fullmatch(file.name)
         if match is None:
             raise UserError(f"{file}: a patch is named NNNN-its-subject.patch or NNNN-its-subject.torch-X.Y.patch")
-        if match["torch"] in (None, version):
+        if match["torch"] is None or version in match["torch"].split("+"):
             if match["slug"] in chosen:
                 raise UserError(f"{file} and {chosen[match['slug']].file.name} are both for torch {version}")
             chosen[match["slug"]] = SeriesPatch(file, int(match["number"]), match["slug"])
