@@ -12,10 +12,9 @@ from torch_testing_ext._pytest_ranks.marks import NAME
 
 # Options of torchtest that pytest has not.
 # fmt: off
-OF_RUNNER = ("--affected", "--cluster", "--dry-run", "--gpus", "--html", "--jobs", "--list", "--repeat", "--retries",
-             "--shard", "--shuffle", "--watch", "--world-size")
+OF_RUNNER = ("--affected", "--cluster", "--gpus", "--html", "--jobs", "--repeat", "--retries", "--shard", "--shuffle",
+             "--watch")
 # fmt: on
-
 # The refusals so far, each by its text, with the test that shows it.
 _SHOWN: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
