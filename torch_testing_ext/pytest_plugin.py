@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import os
 import sys
 import types
@@ -277,9 +276,6 @@ def _install() -> None:
     drop_in.install()
 
 
-# -- tests that run in ranks
-
-
 def _is_launched() -> bool:
     """Whether a launcher such as torchrun may have started this process. Modules that are imported then find out."""
     return launcher_variables.may_be_rank(os.environ)
@@ -375,13 +371,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     facts = {name: fact for aspect in ASPECTS for name, fact in aspect.facts(_Asked(session.config.option)).items()}
     if facts:
-        from torch_testing_ext._pytest_ranks import pytest_internals
+        from torch_testing_ext._pytest_ranks.pytest_internals import configuration
 
         for name, fact in facts.items():
-            pytest_internals.add_property(session.config, name, fact)
-
-
-# -- the marks
+            configuration.add_property(session.config, name, fact)
 
 
 def _concerns_us(item: Any) -> bool:
@@ -402,59 +395,20 @@ def pytest_runtest_setup(item: Any) -> None:
 
         # It is the result object of a test of unittest, which asks it. The runner has given it the command before.
         item.command_of = lambda test: command_by_pytest.command(item)
-    if item.get_closest_marker(_LAYOUTS) is not None:
-        from torch_testing_ext._pytest_ranks import layouts_of_tests
+    if size is not None or _concerns_us(item) or item.get_closest_marker(_LAYOUTS) is not None:
+        from torch_testing_ext._pytest_ranks import ways_of_tests
 
-        layouts_of_tests.set_up(item)
-        return
-    if not _concerns_us(item):
-        if size is not None:
-            _require_ranks(item)
-        return
-    from torch_testing_ext._pytest_ranks import marks, refusals
-
-    why = marks.read_marks(item)
-    if why:
-        from torch_testing_ext._pytest_ranks import marks, refusals
-
-        refusals.note_refusal(item, why)
-    of_standalone = item.stash.get(marks.STANDALONE, None)
-    spec = item.stash.get(marks.SPEC, None)
-    if of_standalone is not None and not hasattr(item.config.option, "dist_is_standalone"):
-        from torch_testing_ext._pytest_ranks import standalone
-
-        if size is not None:
-            from torch_testing_ext._collectives.worlds.world_views import not_in_world
-
-            pytest.skip(not_in_world(size, "runs in a new interpreter"))
-        standalone.set_up(item)
-        item.runtest = functools.partial(standalone.run, item, of_standalone.timeout)
-    elif spec is not None:
-        from torch_testing_ext._pytest_ranks import item_in_parent
-
-        spec_here = item_in_parent.set_up(item, spec)
-        item.runtest = functools.partial(item_in_parent.run_in_ranks, item, spec_here)
-    elif size is not None:
-        _require_ranks(item)
-
-
-def _require_ranks(item: Any) -> None:
-    """Skip a test that cannot run in a whole world, since it has no ranks."""
-    from torch_testing_ext._testing.bases import world_ranks
-    from torch_testing_ext._testing.bases.ranked_test_case import RankedTestCase
-
-    cls = getattr(item, "cls", None)
-    if not (isinstance(cls, type) and issubclass(cls, RankedTestCase)):
-        world_ranks.require_ranks(None, getattr(item, "function", None))
+        ways_of_tests.choose_way(item, size)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Generator[None, Any, Any]:
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, pytest.FixtureLookupError) and error.msg is None and error.argname:
-        from torch_testing_ext._pytest_ranks import pytest_internals, refusals
+        from torch_testing_ext._pytest_ranks import refusals
+        from torch_testing_ext._pytest_ranks.pytest_internals import item_fixtures
 
-        error.msg = refusals.misspelt_fixture(error.argname, pytest_internals.fixtures_of(globals()))
+        error.msg = refusals.misspelt_fixture(error.argname, item_fixtures.fixtures_of(globals()))
     report = yield
     # pytest gives the exceptions of tests of unittest only now.
     error = call.excinfo.value if call.excinfo is not None else None
@@ -510,6 +464,6 @@ def pytest_runtest_logreport(report: Any) -> None:
     if in_rank is not None and in_rank.is_rank() and not getattr(report, "is_of_all_ranks", False):
         in_rank.on_report(report)
     if report.failed:
-        from torch_testing_ext._pytest_ranks.pytest_internals import colour
+        from torch_testing_ext._pytest_ranks.pytest_internals.failure_texts import colour
 
         colour(report)

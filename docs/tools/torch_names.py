@@ -55,7 +55,7 @@ FRAMES_OF_OTHERS: Mapping[str, Sequence[str]] = {
     "this package": ("_testing/bases/threaded_group.py", "launch/rank_debugger.py"),
 }
 # Files that are about private names: those of pytest, and those of the modules of PyTorch's own test kit.
-EXEMPT = ("_pytest_ranks/pytest_internals.py", "upstream/mapping.py")
+EXEMPT = ("_pytest_ranks/pytest_internals/", "upstream/mapping.py")
 _OF_FRAMES = frozenset(("co_name", "co_filename", "co_qualname"))
 # The functions that set, or replace, an attribute of their first argument.
 _SETTERS, _PATCHES = ("setattr", "delattr"), ("patch.object", "patch.multiple")
@@ -352,7 +352,7 @@ def outside(sources: Mapping[str, ast.Module]) -> Iterator[str]:
     known = private_names_of_torch([tree for name, tree in sources.items() if name.startswith(KNOWS_TORCH)])
     of_others = [file for files in FRAMES_OF_OTHERS.values() for file in files]
     for name, tree in sources.items():
-        if name.startswith(KNOWS_TORCH) or name in EXEMPT:
+        if name.startswith((KNOWS_TORCH, *EXEMPT)):
             continue
         for line, what in findings(tree, known):
             if not (what.startswith("reads the name of a frame") and name in of_others):

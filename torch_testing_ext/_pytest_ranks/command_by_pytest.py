@@ -8,8 +8,8 @@ import pytest
 
 from torch_testing_ext._process import user_commands
 
-from . import pytest_internals
 from .marks import COMMAND
+from .pytest_internals import configuration, item_state
 
 # The options of a command line without those that only report.
 _WORDS: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -21,8 +21,8 @@ def command(item: Any) -> str:
         return str(item.stash[COMMAND])
     stash = item.config.stash
     if _WORDS not in stash:
-        stash[_WORDS] = pytest_internals.options_again(item.config)
+        stash[_WORDS] = configuration.options_again(item.config)
     file = user_commands.relative(str(item.path))
-    node = f"{file}::{pytest_internals.name_in_file(item)}"
+    node = f"{file}::{item_state.name_in_file(item)}"
     # Behind an option whose value may be left out, the name of the test would be its value.
     return user_commands.command("-m", "pytest", node, *stash[_WORDS])

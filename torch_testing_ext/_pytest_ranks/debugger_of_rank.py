@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext import launch
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks.pytest_internals import failure_texts
 from torch_testing_ext.launch.aspects.debugger import DEBUG_RANK, RANK
 
 
@@ -26,10 +26,10 @@ def rank_with_terminal(config: Any, world_size: int) -> int | None:
 
 def skip_verdicts(config: Any) -> None:
     """Let --pdb not stop in the parent at a verdict on ranks, whose processes have ended."""
-    plugin = config.pluginmanager.get_plugin(pytest_internals.DEBUGGER)
+    plugin = config.pluginmanager.get_plugin(failure_texts.DEBUGGER)
     if plugin is not None and not isinstance(plugin, _OnlyOutsideOfRanks):
         config.pluginmanager.unregister(plugin)
-        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), pytest_internals.DEBUGGER)
+        config.pluginmanager.register(_OnlyOutsideOfRanks(plugin), failure_texts.DEBUGGER)
 
 
 class _OnlyOutsideOfRanks:
@@ -48,7 +48,7 @@ class _OnlyOutsideOfRanks:
 
 def never_ask(config: Any) -> None:
     """Take the debugger of --trace out of a rank without the terminal."""
-    plugin = config.pluginmanager.get_plugin(pytest_internals.TRACE)
+    plugin = config.pluginmanager.get_plugin(failure_texts.TRACE)
     if plugin is not None:
         config.pluginmanager.unregister(plugin)
 
@@ -60,13 +60,13 @@ def look_at(item: Any, error: BaseException) -> bool:
     """
     if not item.config.getoption("usepdb", False):
         return False
-    excinfo = pytest_internals.exception_info(error)
+    excinfo = failure_texts.exception_info(error)
     call: Any = pytest.CallInfo.from_call(lambda: None, "call")
     call.excinfo = excinfo
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     if report.failed:
         try:
-            pytest_internals.enter_debugger(item, excinfo, report)
+            failure_texts.enter_debugger(item, excinfo, report)
         except pytest.exit.Exception:
             return True
     return False

@@ -23,7 +23,7 @@ from torch_testing_ext._process import early_threads
 from torch_testing_ext._process.devices_setting import CPU, default_devices
 from torch_testing_ext._process.logs import cut_middle, text_of
 from torch_testing_ext._process.terminal import UserTerminal
-from torch_testing_ext._pytest_ranks import command_by_pytest, debugger_of_rank, item_in_rank, pytest_internals
+from torch_testing_ext._pytest_ranks import command_by_pytest, debugger_of_rank, item_in_rank
 from torch_testing_ext._pytest_ranks.marks import (
     COMMAND,
     PLACE,
@@ -33,6 +33,11 @@ from torch_testing_ext._pytest_ranks.marks import (
     plan_of_item,
     rank_side,
     scope_node,
+)
+from torch_testing_ext._pytest_ranks.pytest_internals import (
+    captured_output,
+    configuration,
+    item_state,
 )
 from torch_testing_ext._testing.bases import invocation, launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.expected_imports import expected_imports
@@ -64,7 +69,7 @@ def need_of_devices(config: Any, name: str, ranks: int) -> DeviceNeed:
 
 def _folder_of_session(config: Any) -> Path:
     """Return a folder that all workers of pytest-xdist share."""
-    base = pytest_internals.temporary_base(config)
+    base = configuration.temporary_base(config)
     is_worker = hasattr(config, "workerinput")
     shared = base.parent if is_worker else base
     return shared / "torch_testing_ext-leases"
@@ -77,7 +82,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     """
     why = launched_ranks.wrong_size(spec.world_size)
     if why:
-        raise pytest_internals.skip_at_test(why)
+        raise item_state.skip_at_test(why)
     size = SIZE.value()
     if draw_for_all_ranks(item):
         from torch_testing_ext._collectives.worlds.world_views import not_in_world
@@ -85,7 +90,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
 
         if size is not None:
             why = not_in_world(size, "draws examples, which its ranks agree on")
-            raise pytest_internals.skip_at_test(why)
+            raise item_state.skip_at_test(why)
         hypothesis_internals.allow_fixtures(item.function)
     if size is not None:
         # Its ranks do not communicate, and use no devices.
@@ -104,7 +109,7 @@ def set_up(item: Any, spec: RankSpec) -> RankSpec:
     are_fake = needed <= len(fake)
     skip = None if are_fake else needs.devices(needed).unmet()
     if skip is not None:
-        error = pytest_internals.skip_at_test(f"{skip.message}{for_backend(spec.backend)}")
+        error = item_state.skip_at_test(f"{skip.message}{for_backend(spec.backend)}")
         error.want = needs.Skipped(skip).want
         raise error
     left_out = rank_side(item, None if launch.this_launch() else spec)
@@ -155,7 +160,7 @@ def run_in_ranks(item: Any, spec: RankSpec) -> None:
 def _raise(name: str, verdict: launch.Verdict, xfails: Sequence[str | None]) -> None:
     """Raise the verdict on a test. `xfails`: of each rank that failed by itself, the reason if that was expected."""
     if verdict.outcome is launch.TestOutcome.SKIPPED:
-        raise pytest_internals.skip_at_test(verdict.message)
+        raise item_state.skip_at_test(verdict.message)
     has_failed = verdict.outcome in (launch.TestOutcome.FAILED, launch.TestOutcome.ERROR)
     if has_failed and xfails and None not in xfails:
         raise pytest.xfail.Exception(xfails[0] or "")
@@ -209,7 +214,7 @@ class MarkedRanks(_OfItem, ProcessHost):
         rank = debugger_of_rank.rank_with_terminal(config, self.spec.world_size)
         attempt.is_endless = rank is not None
         self._debug_rank = rank
-        terminal = pytest_internals.live_terminal(config)
+        terminal = captured_output.live_terminal(config)
         if terminal is not None:
             attempt.resources.callback(os.close, terminal)
         test = item_in_rank.RankTest(self.item, self.spec, debug_rank=rank, terminal=terminal)
@@ -373,7 +378,7 @@ _REMEDIES = (
 @contextmanager
 def _terminal_for(item: Any, debug_rank: int | None) -> Iterator[None]:
     """Let the rank that is debugged inherit the terminal, and not the files into which pytest captures output."""
-    capture = pytest_internals.capture_manager(item.config) if debug_rank is not None else None
+    capture = captured_output.capture_manager(item.config) if debug_rank is not None else None
     if capture is None:
         yield
         return
@@ -390,7 +395,7 @@ def case_of_item(item: Any) -> launch.Case:
 
 
 def _name_of(item: Any) -> str:
-    return pytest_internals.name_in_file(item) or str(item.name)
+    return item_state.name_in_file(item) or str(item.name)
 
 
 def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
@@ -407,7 +412,7 @@ def _add_sections(item: Any, directory: Path, spec: RankSpec) -> None:
 
 
 def _save_captured(item: Any, file: Path) -> None:
-    capture = pytest_internals.capture_manager(item.config)
+    capture = captured_output.capture_manager(item.config)
     if capture is not None and capture.is_globally_capturing():
         with suppress(OSError):
             file.write_text("".join(capture.read_global_capture()), "utf-8", "replace")

@@ -21,10 +21,16 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._process import locks, messages
-from torch_testing_ext._pytest_ranks import pytest_internals, reports
+from torch_testing_ext._pytest_ranks import reports
 from torch_testing_ext._pytest_ranks.debugger_of_rank import look_at, never_ask
 from torch_testing_ext._pytest_ranks.dist_env import open_dist_env, rank_of
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, RANKS, RankSpec, draw_for_all_ranks, read_marks
+from torch_testing_ext._pytest_ranks.pytest_internals import (
+    captured_output,
+    failure_texts,
+    item_fixtures,
+    item_state,
+)
 from torch_testing_ext._testing.bases import rank_accounts
 from torch_testing_ext._testing.bases.rank_life import run_rank
 from torch_testing_ext._testing.bases.values_of_fixtures import DistEnv, Ranks
@@ -134,8 +140,8 @@ def run_shared(context: launch.RankContext) -> None:
 
     test: RankTest = context.inherited
     session = test.item.session
-    pytest_internals.take_finalizers(test.item)
-    pytest_internals.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
+    item_fixtures.take_finalizers(test.item)
+    item_fixtures.take_over(session, test.spec.scope, (DIST_ENV, RANKS))
     items = {item.nodeid: item for item in session.items}
     # The parent has begun each of the other tests in the same state.
     first = copy.copy(test.item)
@@ -151,7 +157,7 @@ def run_shared(context: launch.RankContext) -> None:
             sys.stdout.flush()
             if task.account.account is None:
                 task.account.passed()
-        pytest_internals.tear_down_session(session)
+        item_fixtures.tear_down_session(session)
 
     run_rank(context, body)
 
@@ -160,11 +166,11 @@ def _do_as_the_parent_did(item: Any, first: Any) -> None:
     """Repeat what plugins have done with a test in the parent, since these ranks were forked."""
     for name in vars(first).keys() - set(dir(item)):
         setattr(item, name, copy.copy(getattr(first, name)))
-    pytest_internals.begin_caplog(item, first)
+    captured_output.begin_caplog(item, first)
     os.environ["PYTEST_CURRENT_TEST"] = f"{item.nodeid} (call)"
     read_marks(item)
     draw_for_all_ranks(item)
-    pytest_internals.read_xfail_marks(item)
+    item_state.read_xfail_marks(item)
     done = pytest.CallInfo.from_call(lambda: None, "setup")
     item.ihook.pytest_runtest_makereport(item=item, call=done)
 
@@ -181,9 +187,9 @@ def _run_and_judge(item: Any, account: launch.AccountWriter, judges_again: bool 
     known = len(item.user_properties)
     _, test = _context_and_test()
     call = pytest.CallInfo.from_call(lambda: _run_and_record(item, account), "call")
-    parent_knows_xfail = pytest_internals.is_marked_xfail(item)
+    parent_knows_xfail = item_state.is_marked_xfail(item)
     if not parent_knows_xfail:
-        pytest_internals.read_xfail_marks(item)
+        item_state.read_xfail_marks(item)
     report = item.ihook.pytest_runtest_makereport(item=item, call=call)
     judged = reports.judge(report)
     is_xpass = judged.passed_against_xfail and (parent_knows_xfail or judges_again)
@@ -222,20 +228,20 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
     """Set up the fixtures of ranks, run the test, and tear these fixtures down; account for an error at once."""
     context, test = _context_and_test()
     is_shared = test.spec.scope != "function"
-    finalizers = [] if is_shared else pytest_internals.finalizers(item)
+    finalizers = [] if is_shared else item_fixtures.finalizers(item)
     # The parent runs them; in the ranks of a launcher, this process.
     of_parent = finalizers[:]
     finalizers.clear()
     try:
         if is_shared:
-            pytest_internals.set_up_in_session(item)
+            item_fixtures.set_up_in_session(item)
         else:
             # The parent has not set these up.
             for name in item.stash.get(LEFT_OUT, ()):
                 del item.funcargs[name]
-            pytest_internals.fill_fixtures(item)
+            item_fixtures.fill_fixtures(item)
         _call(item)
-        for error in pytest_internals.kept_errors(item):
+        for error in item_state.kept_errors(item):
             _account_for(item, error, account)
     except BaseException as error:
         _account_for(item, error, account)
@@ -244,7 +250,7 @@ def _run_item(item: Any, account: launch.AccountWriter) -> None:
         raise
     finally:
         if is_shared:
-            _tear_down(item, pytest_internals.take_finalizers(item), account)
+            _tear_down(item, item_fixtures.take_finalizers(item), account)
         else:
             _tear_down(item, finalizers, account)
         finalizers.extend(of_parent)
@@ -255,7 +261,7 @@ def _call(item: Any) -> None:
     function = item.obj
     is_async = inspect.iscoroutinefunction(function)
     is_wrapped = inspect.unwrap(function) is not function
-    if pytest_internals.is_of_unittest(item) or not (is_async or is_wrapped):
+    if item_state.is_of_unittest(item) or not (is_async or is_wrapped):
         type(item).runtest(item)
         return
 
@@ -278,7 +284,7 @@ def _call(item: Any) -> None:
 
 def _tear_down(item: Any, finalizers: list[Any], account: launch.AccountWriter) -> None:
     """Run the finalizers, the last one first, and account for their errors. Raises the first of these."""
-    postponed = pytest_internals.postponed_tear_down(item)
+    postponed = item_state.postponed_tear_down(item)
     if postponed is not None:
         finalizers.append(postponed)
     errors: list[BaseException] = []
@@ -303,7 +309,7 @@ def _account_for(item: Any, error: BaseException, account: launch.AccountWriter,
         return
     rank_accounts.stop_at_own(account, error)
     try:
-        text = error.text if isinstance(error, PartFailed) else pytest_internals.failure_text(item, error)
+        text = error.text if isinstance(error, PartFailed) else failure_texts.failure_text(item, error)
     except Exception:
         text = launch.format_error(error)
     is_assertion = isinstance(error, (AssertionError, pytest.fail.Exception))
@@ -321,19 +327,19 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
     """Detach from what pytest captures in the parent: this process has descriptors and files of its own."""
     item = context.inherited.item
     terminal = context.inherited.terminal
-    pytest_internals.forget_captured(item.config)
+    captured_output.forget_captured(item.config)
     if terminal is None or context.rank > 0:
         item.config.option.setupshow = False
     else:
         stream = open(terminal, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        pytest_internals.redirect_terminal(item.config, stream)
-    handlers = pytest_internals.log_handlers(item.config)
+        captured_output.redirect_terminal(item.config, stream)
+    handlers = captured_output.log_handlers(item.config)
     if handlers is None:
         yield
         return
     of_terminal, of_report = handlers
     # The terminal is the parent's.
-    pytest_internals.remove_log_handler(of_terminal)
+    captured_output.remove_log_handler(of_terminal)
     # The failure has this error.
     collective_errors.logger_of_errors().removeHandler(of_report)
     log = log_file(context.directory, context.rank)
@@ -350,7 +356,7 @@ def _own_capture(context: launch.RankContext) -> Iterator[None]:
 def _live_log(item: Any, context: launch.RankContext) -> Iterator[None]:
     """With log_cli, show records on the terminal at once."""
     terminal = context.inherited.terminal
-    style = pytest_internals.live_log(item.config)
+    style = captured_output.live_log(item.config)
     if terminal is None or style is None:
         yield
         return
@@ -358,7 +364,7 @@ def _live_log(item: Any, context: launch.RankContext) -> Iterator[None]:
     handler = _LiveLog(terminal, context.directory / "live_log", item.nodeid, context.rank)
     handler.setLevel(level)
     handler.setFormatter(form)
-    with pytest_internals.logging_to(handler):
+    with captured_output.logging_to(handler):
         yield
 
 

@@ -23,7 +23,7 @@ from torch_testing_ext.launch.launched import peers
 from torch_testing_ext.launch.launched.meeting import WrongRound
 from torch_testing_ext.launch.launched.member import Member
 
-from . import pytest_internals
+from .pytest_internals import captured_output, configuration
 
 # Seconds that ranks wait for each other at the end of their sessions, whose tests without the mark take their own time.
 _LONGEST_WAIT = 120.0
@@ -101,14 +101,14 @@ class _LaunchedSession:
         """Report a test that does not return, and end the session, in another thread than that which hangs in it."""
         self._longest_wait = _SHORTEST_WAIT
         item, config = self._item, self._session.config
-        capture = pytest_internals.capture_manager(config)
+        capture = captured_output.capture_manager(config)
         if capture is not None:
             capture.suspend(in_=True)
         call = pytest.CallInfo.from_call(lambda: raise_verdict(verdict, item.nodeid), "call")
         report = item.ihook.pytest_runtest_makereport(item=item, call=call)
         item.ihook.pytest_runtest_logreport(report=report)
         self._session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        pytest_internals.finish_without_tear_down(self._session)
+        configuration.finish_without_tear_down(self._session)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -178,12 +178,12 @@ class _OtherSession(_LaunchedSession):
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        pytest_internals.redirect_terminal(config, self._text)
+        captured_output.redirect_terminal(config, self._text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         super().pytest_sessionstart(session)
-        pytest_internals.redirect_terminal(session.config, self._text)
+        captured_output.redirect_terminal(session.config, self._text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

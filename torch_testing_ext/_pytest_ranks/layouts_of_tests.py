@@ -10,9 +10,9 @@ import pytest
 
 from torch_testing_ext._pytest_ranks.item_in_parent import case_of_item
 from torch_testing_ext._pytest_ranks.marks import NAME as WORLD_SIZE
-from torch_testing_ext._pytest_ranks.pytest_internals import argument_names, is_of_unittest, skip_at_test
+from torch_testing_ext._pytest_ranks.pytest_internals.item_fixtures import argument_names
+from torch_testing_ext._pytest_ranks.pytest_internals.item_state import is_of_unittest
 from torch_testing_ext._pytest_ranks.refusals import note_refusal
-from torch_testing_ext.launch.aspects.world import SIZE
 from torch_testing_ext.layouts.layout_checks import LayoutCheck, raise_unless_right
 from torch_testing_ext.layouts.layout_options import LayoutOptions, checked_options
 from torch_testing_ext.layouts.layout_text import parse_axes, parse_steps
@@ -52,11 +52,6 @@ def set_up(item: Any) -> None:
         options = _options_of(item)
     except (TypeError, ValueError) as error:
         note_refusal(item, f"@pytest.mark.{NAME}: {error}")
-    size = SIZE.value()
-    if size is not None:
-        from torch_testing_ext._collectives.worlds.world_views import not_in_world
-
-        raise skip_at_test(not_in_world(size, "compares values, which its ranks communicate"))
     item.runtest = functools.partial(_run, item, options)
 
 

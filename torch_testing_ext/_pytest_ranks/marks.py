@@ -14,7 +14,8 @@ import pytest
 
 from torch_testing_ext._process.devices_setting import AUTO, CPU, default_devices
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions, is_of_unittest
+from torch_testing_ext._pytest_ranks.pytest_internals.item_fixtures import fixture_definitions
+from torch_testing_ext._pytest_ranks.pytest_internals.item_state import is_of_unittest
 from torch_testing_ext._testing.marks.settings_of_tests import (
     checked_devices,
     devices_for,

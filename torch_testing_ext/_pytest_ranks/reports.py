@@ -17,7 +17,7 @@ from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._process.code_sites import Site
 from torch_testing_ext._tests.outcomes import TestOutcome
 
-from .pytest_internals import text_of
+from .pytest_internals.failure_texts import text_of
 
 _XPASS_STRICT = "[XPASS(strict)]"
 _XPASS_OF_UNITTEST = "Unexpected success"

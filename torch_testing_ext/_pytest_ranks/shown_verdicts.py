@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_testing_ext._collectives.failure import LineKind
 
-from .pytest_internals import plain_text
+from .pytest_internals.failure_texts import plain_text
 
 _STYLES = {
     LineKind.TITLE: "bold",

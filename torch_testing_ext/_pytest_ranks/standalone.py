@@ -23,7 +23,7 @@ from torch_testing_ext._testing.bases import launched_ranks, ranked_test_case
 from torch_testing_ext._testing.bases.limited_commands import run_limited
 from torch_testing_ext._testing.bases.rank_verdicts import RankError
 
-from . import pytest_internals
+from .pytest_internals import configuration, item_state
 from .standalone_process import PROCESS, FromStandalone, StandaloneTest
 from .standalone_verdict import judge, show
 
@@ -38,7 +38,7 @@ def set_up(item: Any) -> None:
     if where is not None:
         launched_ranks.check_launch()
         why = f"a standalone test starts an interpreter of its own, and a launcher has started {where.world_size} ranks"
-        raise pytest_internals.skip_at_test(why)
+        raise item_state.skip_at_test(why)
     item.funcargs.update(dict.fromkeys(item.fixturenames))
 
 
@@ -73,8 +73,8 @@ def _limit(item: Any, timeout: float | None) -> float:
 
 
 def _write_test(item: Any, directory: Path) -> None:
-    node = f"{item.path}::{pytest_internals.name_in_file(item)}"
-    base = pytest_internals.temporary_base(item.config) / f"standalone-{directory.name}"
+    node = f"{item.path}::{item_state.name_in_file(item)}"
+    base = configuration.temporary_base(item.config) / f"standalone-{directory.name}"
     options = {}
     for name, value in vars(item.config.option).items():
         # What cannot be sent has no meaning there.

@@ -17,7 +17,7 @@ from torch_testing_ext._process import messages, system
 from torch_testing_ext._tests import notes
 from torch_testing_ext.launch import OwnWarning, accounts
 
-from . import pytest_internals
+from .pytest_internals import collected_files
 
 PROCESS = "torch_testing_ext._pytest_ranks.standalone_process"
 # The option by which our plugin knows that this is the interpreter of the test.
@@ -117,7 +117,7 @@ def main(directory: Path) -> int:
         words = [f"-p{name}" for name in _PLUGINS]
         config: Any = pytest.Config.fromdictargs(options, [*words, test.node])
         config.pluginmanager.register(StandaloneReporter(file), "torch_testing_ext standalone reporter")
-        with pytest_internals.whole_paths():
+        with collected_files.whole_paths():
             return int(config.hook.pytest_cmdline_main(config=config))
 
 

@@ -13,7 +13,7 @@ from torch_testing_ext._tests import notes
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.launch.aspects import rank_warnings
 
-from . import pytest_internals
+from .pytest_internals import item_state
 from .reports import LONGEST_SECTION, TestReports
 from .standalone_process import FromStandalone
 
@@ -51,7 +51,7 @@ def judge(item: Any, received: list[FromStandalone], code: int | None, how: str)
             reports.add(hook.pytest_report_from_serializable(config=item.config, data=data))
     expected_code = 0
     for judged in reports.judge():
-        if judged.outcome.is_failure and judged.passed_against_xfail and pytest_internals.is_marked_xfail(item):
+        if judged.outcome.is_failure and judged.passed_against_xfail and item_state.is_marked_xfail(item):
             # pytest says the same here, when the test has passed.
             expected_code = 1
         elif judged.outcome.is_failure and not judged.is_unfinished:
@@ -63,4 +63,4 @@ def judge(item: Any, received: list[FromStandalone], code: int | None, how: str)
     if judged.outcome is TestOutcome.EXPECTED_FAILURE:
         raise pytest.xfail.Exception(judged.reason)
     if judged.outcome is TestOutcome.SKIPPED:
-        raise pytest_internals.skip_at_test(judged.reason)
+        raise item_state.skip_at_test(judged.reason)

@@ -9,8 +9,9 @@ import types
 
 import pytest
 
-from torch_testing_ext._pytest_ranks import command_by_pytest, pytest_internals
+from torch_testing_ext._pytest_ranks import command_by_pytest
 from torch_testing_ext._pytest_ranks.marks import COMMAND
+from torch_testing_ext._pytest_ranks.pytest_internals import configuration
 from torch_testing_ext.launch.aspects import ASPECTS
 
 CONFTEST = """
@@ -37,9 +38,9 @@ def config(tmp_path_factory):
     """The configuration of another session, in a project with options of its own."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "conftest.py").write_text(CONFTEST)
-    config = pytest_internals.make_config([f"--rootdir={folder}", str(folder)], [])
+    config = configuration.make_config([f"--rootdir={folder}", str(folder)], [])
     yield config
-    pytest_internals.unconfigure(config)
+    configuration.unconfigure(config)
 
 
 def again(config, *words):
@@ -48,7 +49,7 @@ def again(config, *words):
     for arguments in ([*words, "--", "test_a.py"], ["test_a.py", *words]):
         of_run = copy.copy(config)
         of_run.invocation_params = types.SimpleNamespace(args=arguments)
-        found.append(pytest_internals.options_again(of_run))
+        found.append(configuration.options_again(of_run))
     assert found[0] == found[1]
     return found[0]
 

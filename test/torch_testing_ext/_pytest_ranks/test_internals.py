@@ -1,4 +1,4 @@
-"""Private names of pytest: each works in the version that is installed, and only one module names them."""
+"""Private names of pytest: each works in the version that is installed, and only one package names them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kit.pytest_runs import PACKAGE, PytestCase, run_pytest
 
 from torch_testing_ext.common_utils import run_tests
 
-INTERNALS = PACKAGE / "_pytest_ranks" / "pytest_internals.py"
+INTERNALS = PACKAGE / "_pytest_ranks" / "pytest_internals"
+SOURCE = "\n".join(file.read_text() for file in INTERNALS.glob("*.py"))
 SMOKE = subject(__file__, "uses_of_pytest_internals.py")
 MODEL = {
     **dict.fromkeys(["test_fixtures[1]", "test_added_fixtures", "test_finalizers", "test_finalizers_were_called"]),
@@ -34,7 +35,7 @@ MODEL = {
 
 
 def private_names(source: str) -> set[str]:
-    """The private names that pytest_internals.py takes from pytest: attributes, imported names and their texts."""
+    """The private names that pytest_internals takes from pytest: attributes, imported names and their texts."""
     found, imported = set(), set()
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -70,18 +71,18 @@ class InternalsTest(PytestCase):
         self.assertIn("test_smoke.py:", run.messages["test_reports"])
 
     def test_the_smoke_file_tries_every_function(self) -> None:
-        functions = {node.name for node in ast.parse(INTERNALS.read_text()).body if isinstance(node, ast.FunctionDef)}
+        functions = {node.name for node in ast.parse(SOURCE).body if isinstance(node, ast.FunctionDef)}
         self.assertGreater(len(functions), 20)
         tried = {node.attr for node in ast.walk(ast.parse(SMOKE)) if isinstance(node, ast.Attribute)}
         self.assertEqual(functions - tried, set())
 
     @pytest.mark.slow
     def test_no_other_module_names_them(self) -> None:
-        private = private_names(INTERNALS.read_text())
+        private = private_names(SOURCE)
         self.assertLessEqual({"_setupstate", "_excinfo", "_do_configure"}, private)
         found = {}
         for file in PACKAGE.rglob("*.py"):
-            if file != INTERNALS and (names := sorted(set(uses(file.read_text(), private)))):
+            if file.parent != INTERNALS and (names := sorted(set(uses(file.read_text(), private)))):
                 found[str(file.relative_to(PACKAGE))] = names
         self.assertEqual(found, {})
 

@@ -13,7 +13,7 @@ import pytest
 from torch_testing_ext import launch
 from torch_testing_ext._pytest_ranks import dist_env, item_in_parent
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, BadMark, RankSpec, rank_side, spec_for
-from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions
+from torch_testing_ext._pytest_ranks.pytest_internals.item_fixtures import fixture_definitions
 from torch_testing_ext._pytest_ranks.refusals import note_refusal
 from torch_testing_ext._testing.bases import launched_ranks, rank_accounts, spawned_functions
 from torch_testing_ext._testing.bases.invocation import case_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext._pytest_ranks.marks import DIST_ENV, NAME
+from torch_testing_ext._pytest_ranks.pytest_internals import item_fixtures
 
 from .class_marks import mark_for
 from .classes import DistributedTest
@@ -48,7 +48,7 @@ def _add_fixtures_of(collector: Any) -> None:
     if fixtures:
         holder = types.ModuleType("fixtures that run in ranks")
         vars(holder).update(fixtures)
-        pytest_internals.add_fixtures(collector, holder)
+        item_fixtures.add_fixtures(collector, holder)
 
 
 def _mark(node: pytest.Class) -> None:

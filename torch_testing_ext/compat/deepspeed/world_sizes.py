@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torch_testing_ext._pytest_ranks.marks import NAME, BadMark, parameters, sizes_of
-from torch_testing_ext._pytest_ranks.pytest_internals import fixture_definitions, is_parameter
+from torch_testing_ext._pytest_ranks.pytest_internals.item_fixtures import fixture_definitions, is_parameter
 
 from .classes import DistributedTest
 

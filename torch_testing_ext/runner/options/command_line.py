@@ -318,9 +318,9 @@ def _known_to_pytest() -> Mapping[str, bool]:
     """
     if importlib.util.find_spec("pytest") is None:
         return {}
-    from torch_testing_ext._pytest_ranks import pytest_internals
+    from torch_testing_ext._pytest_ranks.pytest_internals import configuration
 
-    known: Mapping[str, bool] = pytest_internals.known_options()
+    known: Mapping[str, bool] = configuration.known_options()
     return known
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks.pytest_internals import configuration
 
 _OUR_FOLDER = str(Path(__file__).parents[2]) + os.sep
 _IMPORTLIB = str(Path(importlib.__file__ or "").parent) + os.sep
@@ -23,7 +23,7 @@ def explain_error(error: BaseException) -> str:
         return f"pytest.exit was called: {error}"
     if isinstance(error, pytest.Session.Interrupted):
         return f"pytest was interrupted: {error}"
-    failed = pytest_internals.failed_conftest(error)
+    failed = configuration.failed_conftest(error)
     if failed is not None:
         path, cause = failed
         title = f"{path} cannot be imported"

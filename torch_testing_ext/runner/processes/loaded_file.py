@@ -157,9 +157,9 @@ def _is_fixture(function: FunctionType) -> bool:
     # It is not imported, or not installed.
     if sys.modules.get("pytest") is None:
         return False
-    from torch_testing_ext._pytest_ranks import pytest_internals
+    from torch_testing_ext._pytest_ranks.pytest_internals import item_fixtures
 
-    return pytest_internals.is_fixture(function)
+    return item_fixtures.is_fixture(function)
 
 
 def _why_not_taken_apart(suite: unittest.BaseTestSuite) -> str:

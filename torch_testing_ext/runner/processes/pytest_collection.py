@@ -25,7 +25,7 @@ import pytest
 
 from torch_testing_ext._process.running_coverage import current_coverage
 from torch_testing_ext._process.words import nearest
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks.pytest_internals import captured_output, collected_files, configuration
 from torch_testing_ext.runner.load_as import LoadAs
 
 from .errors_of_pytest import explain_error
@@ -100,7 +100,7 @@ class Collection:
         return collection
 
     def _collect(self, for_listing: bool) -> None:
-        with self._own_hooks(), warnings.catch_warnings(), pytest_internals.whole_paths():
+        with self._own_hooks(), warnings.catch_warnings(), collected_files.whole_paths():
             try:
                 self._begin()
                 if for_listing and self._project_has(*_SESSION_HOOKS):
@@ -166,7 +166,7 @@ class Collection:
         """A warning about each setting of the project that pytest does not know."""
         if self._session is None:
             return ()
-        unknown, known = pytest_internals.settings(self.config)
+        unknown, known = configuration.settings(self.config)
         return tuple(f"pytest has no setting {name}.{nearest(name, known, only_near=True)}" for name in unknown)
 
     def finish(self, status: int = 0) -> int:
@@ -177,7 +177,7 @@ class Collection:
         self._session.exitstatus = status
         judges = self._project_has("pytest_sessionfinish")
         self.config.hook.pytest_sessionfinish(session=self._session, exitstatus=status)
-        pytest_internals.unconfigure(self.config)
+        configuration.unconfigure(self.config)
         return int(self._session.exitstatus) if judges else status
 
     # -- hooks of the interpreter, which pytest replaces: they are not for tests that unittest runs
@@ -208,7 +208,7 @@ def make_config(load_as: LoadAs, observer: Any) -> Any:
     """The configuration of a session in the working directory, whose arguments are the places where it looks."""
     # Plugins would warn once for each file. pytest sets a filter of its own here, and those of the project afterwards.
     with warnings.catch_warnings(record=not sys.warnoptions):
-        config = pytest_internals.make_config([*load_as.places, *_ARGUMENTS], [observer])
+        config = configuration.make_config([*load_as.places, *_ARGUMENTS], [observer])
     config.args += [place for place in load_as.more_places if place not in config.args]
     _silence(config)
     return config
@@ -232,14 +232,14 @@ def _silence(config: Any) -> None:
         coverage = current_coverage()
         if coverage is not None:
             coverage.stop()
-    for name in pytest_internals.REMEMBERING:
+    for name in configuration.REMEMBERING:
         plugin = manager.get_plugin(name)
         if plugin is not None:
             manager.unregister(plugin)
-    reporter = pytest_internals.redirect_terminal(config, io.StringIO())
+    reporter = captured_output.redirect_terminal(config, io.StringIO())
     if reporter is not None:
         manager.unregister(reporter)
-        manager.register(_SilentReporter(reporter), pytest_internals.TERMINAL)
+        manager.register(_SilentReporter(reporter), configuration.TERMINAL)
 
 
 class _SilentReporter:
@@ -281,7 +281,7 @@ class _Observer(Adapter):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        return None if pytest_internals.leads_to(collection_path, Path(self._collection.path)) else True
+        return None if collected_files.leads_to(collection_path, Path(self._collection.path)) else True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(self, collector: Any) -> Generator[None, Any, Any]:
@@ -297,7 +297,7 @@ class _Observer(Adapter):
             raise
         has_passed = report.outcome == "passed"
         if isinstance(collector, pytest.Module) and is_the_file:
-            module = pytest_internals.imported_module(collector)
+            module = collected_files.imported_module(collector)
             if module is not None:
                 self._collection.module = module
             elif not has_passed:

@@ -13,7 +13,7 @@ import pytest
 
 from torch_testing_ext._process import file_reads, fork_safety, sessions
 from torch_testing_ext._process.channels import Channel
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks.pytest_internals import collected_files, configuration
 from torch_testing_ext.runner.load_as import FilesFound, LoadAs
 
 from .errors_of_pytest import explain_error
@@ -35,7 +35,7 @@ def run_and_exit(request: FindFiles, channel: Channel[Nothing]) -> NoReturn:
 def find_files(load_as: LoadAs) -> FilesFound:
     """The files that pytest collects in the working directory."""
     finder = _Finder(load_as)
-    with warnings.catch_warnings(), pytest_internals.whole_paths():
+    with warnings.catch_warnings(), collected_files.whole_paths():
         config = None
         try:
             config = make_config(load_as, finder)
@@ -50,7 +50,7 @@ def find_files(load_as: LoadAs) -> FilesFound:
         finally:
             if config is not None:
                 with suppress(Exception):
-                    pytest_internals.unconfigure(config)
+                    configuration.unconfigure(config)
     return FilesFound(tuple(dict.fromkeys(finder.paths)), tuple(finder.failures.items()))
 
 
@@ -74,7 +74,7 @@ class _Finder(Adapter):
         self.failures: dict[str, str] = {}
 
     def pytest_collectstart(self, collector: Any) -> None:
-        if pytest_internals.is_file(collector):
+        if collected_files.is_file(collector):
             self.paths.append(str(collector.path).removeprefix(f"{os.getcwd()}{os.sep}"))
             collector.collect = list
 

@@ -6,10 +6,7 @@ from typing import Any
 
 from torch_testing_ext._pytest_ranks import marks
 from torch_testing_ext._pytest_ranks.marks import SPEC
-from torch_testing_ext._pytest_ranks.pytest_internals import (
-    is_of_unittest,
-    name_in_file,
-)
+from torch_testing_ext._pytest_ranks.pytest_internals.item_state import is_of_unittest, name_in_file
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestStyleTest, PytestTest
 
 from .pytest_collection import Collection, installed_packages, names_of_classes

@@ -20,8 +20,8 @@ import pytest
 
 from torch_testing_ext import launch
 from torch_testing_ext._collectives.failure import FailureView, combined
-from torch_testing_ext._pytest_ranks import pytest_internals
 from torch_testing_ext._pytest_ranks.marks import COMMAND, SHOW_COMMAND, SPEC
+from torch_testing_ext._pytest_ranks.pytest_internals import item_fixtures
 from torch_testing_ext._pytest_ranks.reports import Judgement, TestReports
 from torch_testing_ext._testing.bases.tests_for_pytest import PytestTest
 from torch_testing_ext._testing.marks.settings_of_tests import TIMEOUT
@@ -261,7 +261,7 @@ def _fixture_of(error: BaseException, item: Any) -> str:
 
 
 def _definitions(item: Any) -> Iterator[Any]:
-    for definitions in pytest_internals.fixture_definitions(item).values():
+    for definitions in item_fixtures.fixture_definitions(item).values():
         yield from definitions
 
 

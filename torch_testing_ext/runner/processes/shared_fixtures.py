@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from torch_testing_ext._pytest_ranks.marks import NAME, SPEC, scope_node
-from torch_testing_ext._pytest_ranks.pytest_internals import (
+from torch_testing_ext._pytest_ranks.pytest_internals.item_fixtures import (
     UNITTEST_FIXTURE,
     XUNIT_FIXTURES,
     fixture_definitions,
-    name_in_file,
 )
+from torch_testing_ext._pytest_ranks.pytest_internals.item_state import name_in_file
 
 # The definition of a fixture; the class whose tests share it, "" for the whole file. Or the name of a mark; its group.
 _Key = tuple[Any, str]

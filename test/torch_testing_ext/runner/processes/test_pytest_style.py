@@ -9,7 +9,7 @@ from pathlib import Path
 from kit.files import subject
 
 from torch_testing_ext._process.importing import import_file
-from torch_testing_ext._pytest_ranks import pytest_internals
+from torch_testing_ext._pytest_ranks.pytest_internals import item_fixtures
 from torch_testing_ext._testing.bases.tests_for_pytest import pytest_style_tests
 from torch_testing_ext.runner.load_as import LoadAs
 from torch_testing_ext.runner.processes.loaded_file import LoadedFile
@@ -36,7 +36,7 @@ class PytestStyleTest(unittest.TestCase):
         self.addCleanup(sys.modules.pop, file.stem, None)
         suite = unittest.TestLoader().loadTestsFromModule(module)
         tests = [test for part in suite for test in part]
-        return [f"{one.cls}.{one.method}" for one in pytest_style_tests(module, tests, pytest_internals.is_fixture)]
+        return [f"{one.cls}.{one.method}" for one in pytest_style_tests(module, tests, item_fixtures.is_fixture)]
 
     def test_what_pytest_would_run(self):
         for source, names in (
