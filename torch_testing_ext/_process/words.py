@@ -64,7 +64,7 @@ def nearest(name: str, known: Iterable[str], only_near: bool = False) -> str:
 
 
 def few(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
-    """The first of many lines, and how many there are besides. A single one is shown rather than counted."""
+    """The first of many lines, and the number of the others. A single one is shown rather than counted."""
     return list(lines) if len(lines) <= most + 1 else [*lines[:most], f"and {len(lines) - most} more"]
 
 

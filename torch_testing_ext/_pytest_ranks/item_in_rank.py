@@ -274,7 +274,7 @@ def _call(item: Any) -> None:
         return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     item.obj = called
-    # Not a plugin's own way to run a coroutine.
+    # A plugin's own way to run a coroutine is not used.
     kind = pytest.Function if is_async else type(item)
     try:
         kind.runtest(item)

@@ -1,4 +1,4 @@
-"""The way of a test: in ranks, under layouts, or in a new interpreter; some are refused, or skipped in a whole world."""
+"""The way of a test: in ranks, under layouts, or in a new interpreter, unless it is refused, or skipped in a world."""
 
 from __future__ import annotations
 

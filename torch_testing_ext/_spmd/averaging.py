@@ -71,7 +71,7 @@ class Averager:
         self.meeting = meeting
         self.gradients = RowTensors(meeting)
         self.managed: list[Managed] = []
-        # By `id`.
+        # The places of parameters, by `id`.
         self._index: dict[int, int] = {}
         # The sharded parameters whose gradients stay whole: sparse ones, and those that something else keeps.
         self.whole: set[int] = set()

@@ -31,9 +31,9 @@ from .state_finding import FoundState
 class TwoForms:
     """The two forms of a parameter."""
 
-    # In a call.
+    # The parameter in a call: plain.
     plain: Any
-    # Between calls: a parameter that is a DTensor. None before the end of the first call.
+    # The parameter between calls: a DTensor. None before the end of the first call.
     rest: Any
     # None if it is replicated.
     rows: Rows | None
@@ -66,7 +66,7 @@ class Resting:
 
     def __init__(self, meeting: StepMeeting, averager: Averager) -> None:
         self.meeting, self.averager = meeting, averager
-        # By `id` of the plain parameter.
+        # The pairs by `id` of the plain parameter.
         self.pairs: dict[int, TwoForms] = {}
         # Whether the plain parameters have their values.
         self.is_filled = False

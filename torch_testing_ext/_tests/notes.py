@@ -89,7 +89,7 @@ def take_notes() -> Notes:
 
 
 def take_left_running() -> tuple[str, ...]:
-    """Return the processes that were noted since the last call: after a fixture, nothing else is told."""
+    """Return the processes that were noted since the last call, and nothing else: for the end of a fixture."""
     processes = tuple(_left_running)
     _left_running.clear()
     return processes

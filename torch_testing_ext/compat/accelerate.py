@@ -9,8 +9,8 @@ from typing import Any
 from torch_testing_ext._testing.bases.spawned_functions import spawn
 from torch_testing_ext._tests.launcher_variables import OF_ONE_RANK, TORCHRUN
 
+# Keeps these frames out of the tracebacks of unittest and of pytest.
 __unittest = True
-# Does the same in pytest.
 __tracebackhide__ = True
 
 

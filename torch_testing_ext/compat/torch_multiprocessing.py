@@ -11,8 +11,8 @@ from typing import Any
 
 from torch_testing_ext._testing.bases.spawned_functions import spawn
 
+# Keeps these frames out of the tracebacks of unittest and of pytest.
 __unittest = True
-# Does the same in pytest.
 __tracebackhide__ = True
 
 

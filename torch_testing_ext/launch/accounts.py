@@ -126,7 +126,7 @@ class RankAccount:
     memory: tuple[tuple[int, int, int], ...] = ()  # the most that it has had on each device: see verdict.py
     warnings: tuple[OwnWarning, ...] = ()
     extras: str = ""  # for the test framework of the parent, from its part in the rank
-    collectives: bytes = b""  # what the rank has issued, as `_collectives.raw` packs it
+    collectives: bytes = b""  # what the rank has issued, as `pack_record` packs it
     error: RaisedError = NO_ERROR  # by which it has failed
     growth: tuple[GrowthClaim, ...] = ()  # what the test says of larger worlds
 

@@ -75,7 +75,7 @@ class RanksEnd:
     verdict: Verdict
 
     def with_note(self, note: str) -> RanksEnd:
-        """The end with something that was noticed besides."""
+        """The end, with a note on something else."""
         return replace(self, verdict=self.verdict.with_note(note)) if note else self
 
 
@@ -182,7 +182,7 @@ class RankAttempt:
         self.variation = variation
         self.told: set[Any] = set() if told is None else told
         self.run_also = run_also
-        # Variables of the ranks besides those of this process.
+        # Variables that ranks get in addition to those of this process.
         self.environ: dict[str, str] = {}
         self.sanitize = Sanitize()
         # Whether the ranks have no time limit.

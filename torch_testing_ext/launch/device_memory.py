@@ -1,6 +1,6 @@
 """The most device memory that the ranks of a test have had: each rank's own account says it.
 
-The process that runs tests notes what the ranks of a test say (`test_notes`), and adds it up when the test has
+The process that runs tests notes what the ranks of a test say (`notes.take_notes`), and adds it up when the test has
 ended.
 """
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.rank_reports import RankReport
 from torch_testing_ext.launch.seen_faults import FaultsSeen
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan
 
 
 def with_faults(report: RankReport, seen: FaultsSeen, is_frozen: bool, plan: FaultPlan) -> RankReport:

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._process.user_commands import working_folder
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.account_writer import AccountWriter
 from torch_testing_ext.launch.named import Named
 from torch_testing_ext.launch.pretended_nodes import Nodes
 from torch_testing_ext.launch.rank_context import RankContext
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan
 
 
 @dataclass(frozen=True)

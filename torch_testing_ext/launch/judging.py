@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.findings.abandoned_calls import ended_under_way, first_abandoned
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
@@ -20,7 +21,6 @@ from torch_testing_ext._process.signals import signal_name
 from torch_testing_ext._process.words import list_of
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext._torch.signs.error_texts import without_cpp_place
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.failure_rows import JudgedFailure
@@ -29,6 +29,9 @@ from torch_testing_ext.launch.fault_checks import without_fault, without_recover
 from torch_testing_ext.launch.rank_reports import RankReport, ended, is_victim, records_of
 from torch_testing_ext.launch.time_outs import judge_time_out
 from torch_testing_ext.launch.verdict import Case, Expected, Verdict
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan
 
 _NO_SUCH_MEMORY = os.strerror(errno.EFAULT)  # gloo was to send a buffer that has been freed
 
@@ -156,8 +159,8 @@ def _not_compared(reports: Sequence[RankReport]) -> str:
     lost = [record.rank for record in records_of(reports) if not record.is_whole]
     if not lost:
         return ""
-    supervisor = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
-    return f"the collectives of {list_of(lost)} were not compared: there are more than {supervisor} keeps"
+    recorder = "the sanitizer's log" if any(r.issued for r in reports) else "torch's recorder"
+    return f"the collectives of {list_of(lost)} were not compared: there are more than {recorder} keeps"
 
 
 def _mismatch(reports: Sequence[RankReport], expected: Expected, unless_raised: bool = False) -> Finding | None:

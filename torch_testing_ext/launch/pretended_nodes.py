@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +139,7 @@ def _resolving(resolve: Callable[..., Any], addresses: Mapping[str, str]) -> Cal
 def _keep_memory_apart(place: Place) -> None:
     """Let shared memory have another name on each node, so that a process finds only that of its own."""
     import secrets
+    from multiprocessing.shared_memory import SharedMemory
 
     suffix = f".{place.host_name}"
     begin: Any = SharedMemory.__init__

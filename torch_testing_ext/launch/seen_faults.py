@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_testing_ext.faults import FaultPlan, PlannedFault
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan, PlannedFault
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch_testing_ext._collectives.failure import FailureView
 from torch_testing_ext._tests.outcomes import TestOutcome
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankEnding
 from torch_testing_ext.launch.causes import Cause
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Verdict:
         return self.failure.account if self.failure is not None else ""
 
     def with_note(self, note: str) -> Verdict:
-        """The verdict with something that was noticed besides."""
+        """The verdict, with a note on something else."""
         if self.failure is not None:
             return replace(self, failure=self.failure.with_note(note))
         return replace(self, text=f"{self.text}\n\n{note}")

@@ -179,7 +179,7 @@ class Hypotheses:
         if abs(one + 1) < bound:
             return [Reason("sign", "", "has the other sign")]
         exact = [reason for factor, reason in self._known_factors() if abs(one - factor) < bound * factor]
-        # With microbatches, the square of a size says nothing besides.
+        # With microbatches, the square of a size says nothing more.
         if any(reason.axis == "microbatches" for reason in exact):
             exact = [reason for reason in exact if "twice" not in reason.text]
         return exact or [Reason("scaled", "", f"is {one:.6g} times the reference")]

@@ -35,7 +35,7 @@ __tracebackhide__ = True
 _CONTROLS = 3
 # Differences below may come from parts that compute in float32.
 _OF_FLOAT32 = 1e-4
-# Of kinds that modules and samples explain.
+# The kinds of tensors that modules and samples explain.
 _FROM_FORWARD = ("loss", "value", "grad")
 
 

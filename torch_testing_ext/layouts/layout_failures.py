@@ -70,7 +70,7 @@ def view_of_report(report: LayoutReport, case: launch.Case, reference: str) -> F
         show_command=show,
         rerun_command=again,
     )
-    # As many as leave the reasons on the screen, and each of them whole.
+    # Only so many remarks that the reasons stay on the screen, and each of them whole.
     shown = len(view.parts().values)
     for remark in _remarks(report):
         longer = replace(view, remarks=(*view.remarks, *textwrap.wrap(remark, WIDTH)))

@@ -48,7 +48,7 @@ class ProbedCall:
 
 @dataclass(frozen=True)
 class Setup:
-    """One run of a training: its phase, its weights, and what is looked at besides."""
+    """One run of a training: its phase, its weights, and what else is looked at."""
 
     folder: str
     dtype: torch.dtype

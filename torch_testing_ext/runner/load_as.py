@@ -14,7 +14,7 @@ class LoadAs:
     all_marks: bool = False  # with the tests, too, that pytest's own options deselect by their marks
     # The places where pytest looks for tests, relative to the root; empty for those of its own settings.
     places: tuple[str, ...] = ()
-    # The places where it looks besides.
+    # More places where it looks.
     more_places: tuple[str, ...] = ()
 
 

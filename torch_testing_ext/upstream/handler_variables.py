@@ -34,6 +34,6 @@ def use_folder(file: str, folder: Path) -> None:
         for name, value in _VALUES.items():
             os.environ.setdefault(name, value)
         os.environ[_FOLDER] = str(folder)
-        # As PyTorch's makes them.
+        # PyTorch's handler makes these folders.
         for name in ("barrier", "test_dir"):
             (folder / name).mkdir(exist_ok=True)

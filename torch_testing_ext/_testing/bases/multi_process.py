@@ -38,7 +38,6 @@ from torch_testing_ext._testing.bases.ranked_test_case import own_cleanups
 from torch_testing_ext._testing.bases.world_ranks import WorldBody, WorldRanks, why_not_in_world
 from torch_testing_ext._testing.helpers import expectations
 from torch_testing_ext._testing.marks.needs import SKIP_BY_CODE, Skipped, TestSkip
-from torch_testing_ext.faults import Sweep
 from torch_testing_ext.launch.aspects import warnings_in_rank
 from torch_testing_ext.launch.attempts import Host, ProcessHost, RankAttempt, RanksEnd
 from torch_testing_ext.launch.host_kinds import HostKind
@@ -298,8 +297,11 @@ class _FreshRanks(ProcessHost):
         self._test._get_timedout_process_traceback()
 
     def complete(self, attempt: RankAttempt, end: RanksEnd) -> RanksEnd:
-        if isinstance(attempt.plan.faults, Sweep):
-            return end
+        if attempt.plan.faults is not None:
+            from torch_testing_ext.faults import Sweep
+
+            if isinstance(attempt.plan.faults, Sweep):
+                return end
         return self._test._with_expectations(end, self._test.file_name, attempt.plan.world_size)
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Keeps these frames out of tracebacks.
 __unittest = True
-# Does the same in pytest.
+# Keeps them out of pytest's tracebacks.
 __tracebackhide__ = True
 
 

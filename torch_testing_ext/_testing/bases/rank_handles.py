@@ -94,7 +94,7 @@ class PipeFromRank:
         self.closed = False
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Wait until the rank has ended, unless it was asked for its stacks; is there a text?"""
+        """Wait until the rank has ended, unless it was asked for its stacks. Returns whether there is a text."""
         if self._stacks:
             return True
         self._rank.join(timeout)

@@ -29,7 +29,7 @@ from .exit_guard import EXIT_FAILED, ExitGuard
 # Keeps these frames out of unittest's tracebacks.
 __unittest = True
 
-# As in unittest since Python 3.12.
+# The exit code that unittest has since Python 3.12.
 EXIT_NO_TESTS = 5
 EXIT_INTERRUPTED = 130
 

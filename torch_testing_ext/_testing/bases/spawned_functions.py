@@ -68,7 +68,7 @@ def _check_arguments(function: Callable[..., object], size: int, args: tuple[Any
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Not all functions in C have one.
+        # Not all functions in C have a signature.
         return
     try:
         signature.bind(0, *args)

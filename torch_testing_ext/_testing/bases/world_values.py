@@ -33,7 +33,7 @@ class WaitLog(Check):
         issuer = torch_frames.issuer_of(sys._getframe(2))
         is_vote = spec.kind == "recv" and torch_frames.is_vote(issuer)
         if is_vote:
-            # As this one.
+            # The peer votes as this rank does.
             outputs[0].fill_(1)
         complete = works.with_complete_work(result, outputs or inputs_of(spec, args))
         is_awaited = operation_hook.is_synchronous(spec, args)

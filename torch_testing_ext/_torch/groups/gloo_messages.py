@@ -161,7 +161,7 @@ class _Messages:
         return numbers[-1] if numbers and _work_of(self._noted[numbers[-1]]) is not None else None
 
     def dump(self) -> list[tuple[int, bytes]]:
-        """Like the dump of a recorder, if there were any. `messages`: are these all?"""
+        """Return the messages in the form of a recorder's dump; [] if there were none."""
         if not self.count():
             return []
         timeouts = {number: timeout_of_group(group) for group, number in list(numbers_of_groups.items())}

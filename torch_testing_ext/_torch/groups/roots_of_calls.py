@@ -14,7 +14,7 @@ from .made_groups import numbers_of_groups
 
 # Taken before a test could replace it.
 _now = time.time_ns
-# As many calls as a recorder keeps.
+# The most calls that are kept, as many as in a recorder.
 _MOST = 2_000
 # The methods of a group, with the place of the root, or of the options that have it, among the arguments: 2.11 to 2.15.
 METHODS_WITH_ROOTS = {"broadcast": 1, "reduce": 1, "gather": 2, "scatter": 2}

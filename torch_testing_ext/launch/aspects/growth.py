@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # In the ranks of the larger world: after so many claims, they have said all that is asked.
 CLAIMS: Setting[int | None] = Setting("_TORCH_TESTING_EXT_GROWTH", "a number of claims", number, None)
 _TIMES = 2
-# Of a host that never runs in a world.
+# The reason for a host that never runs in a world.
 _OF_SPAWN = "a function that a test spawns does not run there: mark the test with world_size"
 _ADVICE = "Call grows() before assertions that hold in one world size alone."
 

@@ -12,18 +12,18 @@ from torch_testing_ext._collectives.records.raw_records import RawRecord, unpack
 from torch_testing_ext._process import system
 from torch_testing_ext._process.fork_host import Exit
 from torch_testing_ext._process.logs import content_of, tail, text_of
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch.accounts import RankAccount, RankEnding, now, read_account
 from torch_testing_ext.launch.fault_checks import with_faults
 from torch_testing_ext.launch.fork_server_client import Run
 from torch_testing_ext.launch.jobs import Sanitize, log_of
 from torch_testing_ext.launch.rank_reports import RankReport, all_passed, assemble_report, ended
 from torch_testing_ext.launch.seen_faults import FaultsSeen
-
-if TYPE_CHECKING:
-    from torch_testing_ext.launch.logs_of_ranks import Logs
 from torch_testing_ext.launch.watching.evidence import with_collectives
 from torch_testing_ext.launch.watching.rank_lanes import write_lanes
+
+if TYPE_CHECKING:
+    from torch_testing_ext.faults import FaultPlan
+    from torch_testing_ext.launch.logs_of_ranks import Logs
 
 
 class RankRecords:
@@ -51,6 +51,10 @@ class RankRecords:
     def plan(self) -> FaultPlan | None:
         """The faults of the test."""
         return None if self.logs is None else self.logs.sanitize.faults
+
+    def may_restart(self, rank: int) -> bool:
+        """Whether the faults of the test start this rank once more."""
+        return self.plan is not None and self.restarted[rank] < self.plan.restarts.count(rank)
 
     def on_restart(self, rank: int) -> None:
         """A rank is started again: its first end was a fault of the test."""

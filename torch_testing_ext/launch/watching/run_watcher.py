@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from torch_testing_ext._collectives.records.raw_records import RawRecord
 from torch_testing_ext._process import system
 from torch_testing_ext._tests.notes import note_memory
-from torch_testing_ext.faults import FaultPlan
 from torch_testing_ext.launch import start, terminal_turns
 from torch_testing_ext.launch.accounts import RankEnding, now
 from torch_testing_ext.launch.fork_server_client import Run
@@ -92,8 +91,8 @@ class RankWatcher:
     ):
         self.run = run
         self.records = records or RankRecords(run, began)
-        self.plan = self.records.plan or FaultPlan()
-        if self.records.plan is not None:
+        self.plan = self.records.plan
+        if self.plan is not None:
             expected = replace(expected, faults=self.plan)
         self.expected = expected
         # Ranks in turns wait for nobody.
@@ -141,8 +140,7 @@ class RankWatcher:
         for rank in ranks:
             report, at = self.records.report(rank), self.records.exit_of(rank).at
             self.state.on_end(report, at)
-            may_restart = self.records.restarted[rank] < self.plan.restarts.count(rank)
-            if report.ending is RankEnding.FAULT and may_restart:
+            if report.ending is RankEnding.FAULT and self.records.may_restart(rank):
                 restarting.append(rank)
         self._take_exits()
         for rank in restarting:
@@ -160,7 +158,7 @@ class RankWatcher:
             return False
         if 0 in ended and self.state.waiting:
             first = self.records.accounts[0]
-            # Else each of them imports that.
+            # Each of them would import these modules.
             self.run.server.send(Preload(first.imported if first is not None else (), at_once=True))
         before = len(self.state.waiting)
         while self.state.waiting and len(self.run.alive) < (self.run.job.at_once or 0):
@@ -176,14 +174,15 @@ class RankWatcher:
 
     def _until(self, until: float | None) -> float | None:
         """The time to look at the faults, which only the logs tell as long as a rank lives."""
-        if (self.plan.within is None or self._is_limited) and not self._may_be_frozen():
+        is_limited = self.plan is None or self.plan.within is None or self._is_limited
+        if is_limited and not self._may_be_frozen():
             return until
         soon = now() + LOOK_AT_FAULTS
         return soon if until is None else min(soon, until)
 
     def _look_at_faults(self) -> None:
         """Limit the time of the test after the first fault, and end ranks that nobody is left to heal."""
-        if self.plan.within is not None and not self._is_limited:
+        if self.plan is not None and self.plan.within is not None and not self._is_limited:
             seen = [self.records.faults_seen(rank, self.plan) for rank in self.plan.victims]
             moments = [happened.at for of_rank in seen for happened in of_rank.happened]
             if moments:
@@ -196,7 +195,8 @@ class RankWatcher:
             self._kill_frozen(frozen)
 
     def _may_be_frozen(self) -> bool:
-        return bool(self.plan.faults and self.state.running) and self.state.running <= self.plan.stopped_for_good
+        running = self.state.running
+        return self.plan is not None and bool(self.plan.faults and running) and running <= self.plan.stopped_for_good
 
     def _kill_frozen(self, ranks: Sequence[int]) -> None:
         """End ranks that a fault has stopped. They would get SIGTERM when they go on."""

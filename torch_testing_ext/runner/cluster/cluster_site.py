@@ -107,7 +107,7 @@ def clean(options: Options) -> int:
     with locked_folder("torch_testing_ext_run_") as folder:
         launcher = _by_ray(options, Path.cwd(), folder, [], cleans=True)
         with ClusterSite(launcher, NodeLeases(), options.cluster_timeout, _say) as site:
-            # Also when all is done.
+            # The launcher fails, too, when all is done.
             while not launcher.failure:
                 site.loop.step()
     for node in launcher.cleaned:

@@ -100,7 +100,7 @@ def _run(job: dict[str, Any], folder: str) -> int:
     # They are the agent's from here on.
     _leave_streams()
     while True:
-        # Also orphans of the set-up.
+        # Orphans of the set-up end here, too.
         pid, status = os.waitpid(-1, 0)
         if pid == agent.pid:
             return status

@@ -206,7 +206,7 @@ class RayLauncher(NodeLauncher):
         process, self._process = self._process, None
         if process is None:
             return
-        # Until it is connected it holds nothing.
+        # Until the bridge is connected it holds nothing.
         by_itself = BRIDGE_END_TIMEOUT if self._state is BridgeState.CONNECTED and not at_once else 0.1
         ends.end(process, by_itself=by_itself, after_sigterm=SIGTERM_TIMEOUT)
 

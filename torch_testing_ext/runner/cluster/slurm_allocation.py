@@ -123,7 +123,7 @@ class AllocatingLauncher(NodeLauncher):
         try:
             code = ends.end(process, by_itself=by_itself, after_sigterm=SALLOC_TIMEOUT)
         finally:
-            # Also if the user interrupts it.
+            # It has no exit code either if the user interrupts the wait.
             if code < 0:
                 self._cancel()
 

@@ -33,7 +33,7 @@ class OptionSpec:
     # The option may be given several times.
     many: bool = False
     values: tuple[ValueFlag, ...] = ()
-    # Also in configuration files and the environment.
+    # Whether configuration files and the environment may set it, too.
     configurable: bool = True
     # The value that the flag alone means.
     alone: str = ""

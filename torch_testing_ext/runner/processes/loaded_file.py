@@ -54,7 +54,7 @@ class LoadedFile:
     not_run: tuple[tuple[NamedTest, str], ...]
     # The tests that pytest does not collect; None if it was not asked.
     left_out: tuple[str, ...] | None = None
-    # Of pytest's settings.
+    # What pytest warns of in its settings.
     warnings_of_settings: tuple[str, ...] = ()
     # Without any, there is a warning.
     should_have_tests: bool = True

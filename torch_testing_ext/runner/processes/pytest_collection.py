@@ -32,7 +32,7 @@ from .errors_of_pytest import explain_error
 
 PLUGIN = "torch_testing_ext.pytest_plugin"
 _ARGUMENTS = (
-    # Also where the package is not installed.
+    # Named here, the plugin is loaded where the package is not installed, too.
     *("-p", PLUGIN),
     # The output of a worker is its log.
     "--capture=no",

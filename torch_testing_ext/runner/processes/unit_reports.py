@@ -155,7 +155,7 @@ def _sweep_of(noted: Sequence[SweepReport], outcome: TestOutcome) -> SweepReport
     is_of_run = SWEEP.value() is not None
     for report in noted:
         if report.cells:
-            # Elsewhere other tests of the file may reach them.
+            # Where one test is swept, other tests of the file may reach the names.
             return replace(report, names=_names_in_code()) if is_of_run else report
     if not is_of_run or outcome.counts_as is not TestOutcome.PASSED:
         return None

@@ -54,7 +54,7 @@ class Journal:
             self.prepare()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            # As long as this process lives.
+            # The lock is kept as long as this process lives.
             if not locks.try_lock(self._fd):
                 return self._give_up("another run is writing to it")
             # A journal that was there; a device or a pipe cannot be truncated.

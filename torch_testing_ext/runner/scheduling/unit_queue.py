@@ -231,7 +231,7 @@ class _ResourceQueue:
     def _promote_longest(self) -> None:
         """Moves a unit to the front if it takes as long as all waiting units on the whole machine."""
         if self._longest_ever * self._size.total < self._work * _ROUNDING:
-            # Without a look at each of thousands of short tests.
+            # No unit is that long, so thousands of short tests need no look at each.
             return
         first = self._waiting[0]
         if first.overtaken >= self._most_overtaken:

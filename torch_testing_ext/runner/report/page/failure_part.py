@@ -23,7 +23,7 @@ _ALIKE = 3
 # Seconds before the last call that are drawn.
 _LONGEST_LANE = 10.0
 _SHORTEST_LANE = 2e-3
-# Parts of them that are drawn besides.
+# The parts of a lane that are drawn before and after it.
 _BEFORE = 0.05
 _AFTER = 0.4
 
