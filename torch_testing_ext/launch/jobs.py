@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import AGAIN, SanitizeKind
+from torch_testing_ext._process import messages
 from torch_testing_ext._process.terminal import UserTerminal
 from torch_testing_ext._process.user_commands import working_folder
 from torch_testing_ext.launch.account_writer import AccountWriter
@@ -55,8 +57,8 @@ class Sanitize:
     fails_for_order: bool = False
     # The seed of the delays.
     delays: int | None = None
-    # The faults of the test, found by the numbers of the calls in the log.
-    faults: FaultPlan | None = None
+    # The faults of the test as JSON, "" for none: their classes are imported only for a test that has some.
+    encoded_faults: str = ""
     # The ranks have a recorder of their own, for which they inherit the hook on operations.
     is_recorded: bool = False
 
@@ -65,7 +67,20 @@ class Sanitize:
 
     def with_faults(self, plan: FaultPlan | None) -> Sanitize:
         """Have these faults happen, too."""
-        return self if plan is None else replace(self, kinds=self.kinds | {SanitizeKind.CALLS}, faults=plan)
+        if plan is None:
+            return self
+        text = messages.to_json(plan)
+        return replace(self, kinds=self.kinds | {SanitizeKind.CALLS}, encoded_faults=text)
+
+    @cached_property
+    def faults(self) -> FaultPlan | None:
+        """The faults of the test, found by the numbers of the calls in the log."""
+        if not self.encoded_faults:
+            return None
+        from torch_testing_ext.faults import FaultPlan
+
+        plan: FaultPlan = messages.from_json(self.encoded_faults, messages.by_name(FaultPlan))
+        return plan
 
     @property
     def note(self) -> str:

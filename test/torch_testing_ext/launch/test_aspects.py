@@ -16,6 +16,7 @@ from kit.planted_ranks import outcome_with_tear_down
 from kit.processes import ROOT
 from kit.ranks import Ranks
 
+from torch_testing_ext._process.setting_readers import read_boolean
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.common_distributed import MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase
 from torch_testing_ext.common_utils import run_tests
@@ -182,8 +183,9 @@ class DeclarationsTest(unittest.TestCase):
 
     def test_a_variable_carries_the_value_of_each_option(self):
         given = {"world_size": "4", "simulate": "8", "sanitize": "nan", "sanitize_order": "fail", "stream": "1"}
-        given |= {"nodes": "2", "update_budgets": "1", "showlocals": "1"}
+        given |= {"nodes": "2"}
         declared = [option for aspect in ASPECTS for option in aspect.options if option.setting is not None]
+        given |= {option.field: "1" for option in declared if option.read is read_boolean}
         self.assertEqual({option.field for option in declared}, set(given), "an option is not tested")
         for option in declared:
             with self.subTest(option.field):

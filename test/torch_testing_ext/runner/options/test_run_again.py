@@ -6,6 +6,8 @@ import unittest
 from pathlib import Path
 
 from torch_testing_ext._process import user_commands
+from torch_testing_ext._process.setting_readers import read_boolean
+from torch_testing_ext.launch.aspects import ASPECTS
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.options import OPTION_TABLE, Options
 from torch_testing_ext.runner.options.sources import read_options
@@ -49,6 +51,13 @@ EXAMPLES = {
 }
 # It has a test of its own: its files must exist.
 ELSEWHERE = {"drop_in"}
+# A switch of an aspect needs no words but its flag.
+SWITCHES = {
+    option.field: (option.flag,)
+    for aspect in ASPECTS
+    for option in aspect.options
+    if option.read is read_boolean and option.in_runner and option.field not in EXAMPLES
+}
 
 
 def read(words, root=None):
@@ -62,8 +71,9 @@ def again(options, root=None):
 class RunAgainTest(unittest.TestCase):
     def test_every_option_that_decides_comes_back(self):
         deciding = {field for field, spec in OPTION_TABLE.items() if spec.in_command}
-        self.assertEqual(set(EXAMPLES) | ELSEWHERE, deciding)
-        for field, words in EXAMPLES.items():
+        examples = EXAMPLES | {field: words for field, words in SWITCHES.items() if field in deciding}
+        self.assertEqual(set(examples) | ELSEWHERE, deciding)
+        for field, words in examples.items():
             with self.subTest(field=field):
                 options = read(words)
                 self.assertNotEqual(getattr(options, field), getattr(read([]), field))
