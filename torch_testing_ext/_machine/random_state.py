@@ -45,34 +45,3 @@ def freeze_rng_state() -> Iterator[None]:
     devices = [] if kind is None else [torch.get_device_module(kind).current_device()]
     with torch.random.fork_rng(devices=devices, device_type=kind or "cuda"):
         yield
-
-
-class RandomState:
-    """The states of the random generators of torch, Python and numpy."""
-
-    def __init__(self) -> None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        modules: list[Any] = [torch]
-        if accelerator is not None:
-            modules.append(torch.get_device_module(accelerator))
-        pairs = [(module.get_rng_state, module.set_rng_state) for module in modules]
-        pairs.append((random.getstate, random.setstate))
-        # torch does not require it.
-        numpy_random = _numpy_random()
-        if numpy_random is not None:
-            pairs.append((numpy_random.get_state, numpy_random.set_state))
-        self._states = [(put, get()) for get, put in pairs]
-
-    def restore(self) -> None:
-        for put, state in self._states:
-            put(state)
-
-    @staticmethod
-    def of_python() -> int:
-        """A number that changes when Python's generator, or numpy's, draws a number."""
-        states: list[Any] = [random.getstate()]
-        numpy_random = _numpy_random()
-        if numpy_random is not None:
-            kind, keys, *place = numpy_random.get_state()
-            states += [kind, keys.tobytes(), *place]
-        return hash(tuple(states))

@@ -15,12 +15,9 @@ from torch_testing_ext.launch.user_warnings import show_to_user
 __unittest = True
 
 
-# PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
-# exit code. Ours derive from both, for tests that catch either. To unittest, a RankError is still an error: see below.
-class RankError(RuntimeError, AssertionError):
-    """A rank raised, crashed, hung or got lost. The message covers all ranks."""
+class _Judged:
+    """An exception that carries the verdict on a test."""
 
-    outcome = launch.TestOutcome.ERROR
     cause_of_failure = launch.Cause.OWN
     # If it was judged.
     failure: FailureView | None = None
@@ -31,17 +28,18 @@ class RankError(RuntimeError, AssertionError):
         return self.failure.account if self.failure is not None else ""
 
 
-class RankFailure(AssertionError, RuntimeError):
+# PyTorch's bases raise RuntimeError for an exception in a rank, even for a failed assertion, and AssertionError for an
+# exit code. Ours derive from both, for tests that catch either. To unittest, a RankError is still an error: see below.
+class RankError(_Judged, RuntimeError, AssertionError):
+    """A rank raised, crashed, hung or got lost. The message covers all ranks."""
+
+    outcome = launch.TestOutcome.ERROR
+
+
+class RankFailure(_Judged, AssertionError, RuntimeError):
     """An assertion failed in a rank, or the ranks disagree. The message covers all ranks."""
 
     outcome = launch.TestOutcome.FAILED
-    cause_of_failure = launch.Cause.OWN
-    failure: FailureView | None = None
-
-    @property
-    def account(self) -> str:
-        """All that is known of the failure."""
-        return self.failure.account if self.failure is not None else ""
 
 
 for _public in (RankError, RankFailure):

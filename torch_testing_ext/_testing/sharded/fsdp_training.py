@@ -54,6 +54,7 @@ class FSDPTestMixin:
     def run_subtests(self: Any, *args: Any, **kwargs: Any) -> Any:
         return run_subtests(self, *args, **kwargs)
 
+    # PyTorch's tests of FSDP call the next three.
     def _check_cpu_offload(self: Any, fsdp_model: Any, cpu_offload: CPUOffload) -> None:
         self.assertEqual(cpu_offload, fsdp_model.cpu_offload)
 
