@@ -505,17 +505,6 @@ class TestSeeds(unittest.TestCase):
         seed.assert_called_once_with(7)
         self.assertIsNone(accelerators.unsafe_to_fork())
 
-    @with_accelerators(2)
-    def test_the_state_of_a_device_is_kept(self):
-        module = torch.get_device_module(KIND)
-        state = torch.zeros(4, dtype=torch.uint8)
-        with (
-            mock.patch.object(module, "get_rng_state", lambda: state, create=True),
-            mock.patch.object(module, "set_rng_state", create=True) as put,
-        ):
-            random_state.RandomState().restore()
-        put.assert_called_once_with(state)
-
 
 if __name__ == "__main__":
     unittest.main()
