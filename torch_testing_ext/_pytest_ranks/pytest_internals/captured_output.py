@@ -1,4 +1,4 @@
-"""What pytest captures, logs, and shows on the terminal."""
+"""Output: the captured text, the logs, and the text that the terminal shows at once."""
 
 from __future__ import annotations
 

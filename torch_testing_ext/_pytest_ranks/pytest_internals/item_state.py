@@ -1,4 +1,4 @@
-"""What pytest knows of a test: its name, whether it is of unittest, its exceptions, skips and expected failures."""
+"""Facts about a test: its name, whether it is of unittest, its exceptions, skips and expected failures."""
 
 from __future__ import annotations
 
