@@ -6,6 +6,7 @@ import pytest
 import told_bystanders
 import told_causes
 import told_dead_threads
+import told_elsewhere
 import told_helpers
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
@@ -52,6 +53,10 @@ class DeadThreadsTest(unittest.TestCase):
     """An exception that ends a thread is not lost if it is a collective's."""
 
 
+class ElsewhereTest(unittest.TestCase):
+    """The rank that has another list of members, or has left, and the line where."""
+
+
 class InnocentTest(unittest.TestCase):
     """A rank that has done its part is not blamed."""
 
@@ -70,6 +75,7 @@ class UnrecordedTest(unittest.TestCase):
 
 add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(DeadThreadsTest, told_dead_threads.PROGRAMS)
+add_tests(ElsewhereTest, told_elsewhere.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
 add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)

@@ -141,6 +141,8 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
     seconds = _checked_timeout(timeout)
 
     def decorate(function: Function) -> Any:
+        if isinstance(function, type):
+            raise TypeError(f"@whole_world is for a test, and {function.__qualname__} is a class: put it on its tests")
         refuse_to_run_nothing(function)
 
         @functools.wraps(function)

@@ -195,9 +195,8 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
         return any(kind.__module__.startswith(tensor_uses.OUTER) for kind in types)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if tensor_uses.name_of(func) == "aten::equal":
-            for tensor in nested_tensors.tensors_in(args):
-                self._read("equal", tensor)
+        for tensor in tensor_uses.seen_by_python(func, args):
+            self._read(tensor_uses.name_of(func).removeprefix("aten::").lstrip("_"), tensor)
         # Some operations on lists work in place and return nothing.
         made = list(nested_tensors.tensors_in(args if result is None else result))
         if func.namespace == "_c10d_functional" and tensor_uses.name_of(func).endswith("wait_tensor"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_testing_ext._torch.tensors import pytrees
+from torch_testing_ext._torch.tensors import nested_tensors, pytrees
 
 # The modules of tensors whose operations are seen as those on their parts. 2.11 to 2.15.
 OUTER = ("torch.distributed.tensor", "torch.distributed._functional_collectives")
@@ -84,6 +84,22 @@ def is_view(func: Any) -> bool:
     """Whether an operation only gives another view of a tensor."""
     aliases = [result.alias_info for result in func._schema.returns if result.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+# By operation, the arguments whose values decide what Python sees of it: whether tensors are equal, or the size of the
+# result. The methods that give numbers, such as `item`, are seen by themselves. 2.11 to 2.15.
+_SEEN = {
+    **dict.fromkeys(("equal", "allclose"), (0, 1)),
+    **dict.fromkeys(("index", "masked_select"), (1,)),
+    **dict.fromkeys(("nonzero", "bincount", "repeat_interleave", "_unique2", "unique_dim", "unique_consecutive"), (0,)),
+}
+
+
+def seen_by_python(func: Any, args: Any) -> list[torch.Tensor]:
+    """The tensors whose values Python sees by an operation such as `torch.equal` or `nonzero`, or by a mask."""
+    name = name_of(func).removeprefix("aten::")
+    tensors = list(nested_tensors.tensors_in([args[at] for at in _SEEN.get(name, ())]))
+    return tensors if name != "index" else [index for index in tensors if index.dtype in (torch.bool, torch.uint8)]
 
 
 # Operations that only bring values elsewhere, as those do which prepare a call.

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import math
+import unittest
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def failure_of(function, size, *args, **options):
 def test_ddp(case):
     error = failure_of(case, 3, True)
     assert f"{FILE.name}:" in error.account
-    hangs = case not in (slips.ddp_barrier_in_its_group, slips.ddp_other_width)
+    hangs = case not in (slips.ddp_barrier_in_its_group, slips.ddp_other_width, slips.ddp_clip_on_one_rank)
     assert type(error) is (RankError if hangs else RankFailure), error
 
 
@@ -86,6 +87,12 @@ def test_branch(case):
 @each(slips.READS)
 def test_sound_read(case):
     check_world(case, 3)
+
+
+@each(slips.UNREAD)
+def test_no_read(case):
+    """No size depends on the values."""
+    assert check_world(case, 3).warnings == []
 
 
 # -- objects
@@ -284,6 +291,13 @@ def test_what_runs_by_itself():
 def test_the_decorator_without_parentheses():
     with pytest.raises(TypeError, match=r"@whole_world needs the size of the world: @whole_world\(8\)"):
         whole_world(decorated)
+
+
+@pytest.mark.parametrize("cls", [Calls, type("Suite", (unittest.TestCase,), {}), type("Plain", (), {})])
+def test_the_decorator_on_a_class(cls):
+    """Its tests would be gone."""
+    with pytest.raises(TypeError, match=f"@whole_world is for a test, and {cls.__qualname__} is a class"):
+        whole_world(2)(cls)
 
 
 WRONG = [

@@ -120,6 +120,53 @@ def ddp_barrier_in_its_group(rank, size, slip):
     in_order(rank, slip, lambda: step(model), dist.barrier)
 
 
+def ddp_static_graph(rank, size, slip):
+    of, model = group(size), nn.parallel.DistributedDataParallel(nn.Linear(4, 4), static_graph=True)
+    for number in range(3):
+        in_order(rank, slip and number == 1, lambda: step(model), lambda: metric(of))
+
+
+def ddp_of_two_buckets(rank, size, slip):
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    of, model = group(size), nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.01)
+
+    def train():
+        model(torch.ones(2, 64)).sum().backward()
+
+    train()
+    in_order(rank, slip, train, lambda: metric(of))
+
+
+def ddp_accumulation(rank, size, slip):
+    """The slip takes one more small batch without communication, and so leaves out the last."""
+    model = ddp()
+    for number in range(4):
+        if number % 2 == 0 or (slip and rank == 1 and number == 3):
+            with model.no_sync():
+                step(model)
+        else:
+            step(model)
+
+
+def ddp_clip_on_one_rank(rank, size, slip):
+    model = ddp()
+    step(model)
+    if slip and rank == 2:
+        dist.all_reduce(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    step(model)
+
+
+def ddp_hook(rank, size, slip):
+    of, model = group(size), ddp()
+    model.register_comm_hook(None, averages)
+    in_order(rank, slip, lambda: step(model), lambda: metric(of))
+
+
+def averages(_, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size())
+
+
 DDP = [value for name, value in list(globals().items()) if name.startswith("ddp_")]
 
 # -- branches on values of other ranks
@@ -207,7 +254,99 @@ def branch_on_size(rank, size):
     dist.all_reduce(torch.ones(1 + counts[0]))
 
 
-BRANCHES = [value for name, value in list(globals().items()) if name.startswith("branch_on_")]
+def branch_in_while(rank, size):
+    left = total(rank)
+    while left.item() > 0:  # fault
+        dist.barrier()
+        left = left - 1
+
+
+def branch_in_match(rank, size):
+    match int(total(rank)):  # fault
+        case 0:
+            pass
+        case _:
+            dist.barrier()
+
+
+def branch_in_comprehension(rank, size):
+    steps = [step for step in range(3) if total(rank) * step > 2]  # fault
+    dist.all_reduce(torch.ones(1 + len(steps)))
+
+
+def branch_on_any(rank, size):
+    parts = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(parts, torch.ones(1) * (rank == 0))
+    if any(part > 0 for part in parts):  # fault
+        dist.barrier()
+
+
+def branch_in_expression(rank, size):
+    dist.barrier() if total(rank) > 0 else None  # fault
+
+
+def branch_by_dict(rank, size):
+    actions = {0: lambda: None}
+    actions.get(int(total(rank)), dist.barrier)()  # fault
+
+
+def branch_on_equal(rank, size):
+    seen = total(rank)
+    if not torch.equal(seen, torch.zeros(1)):  # fault
+        dist.barrier()
+
+
+def branch_on_allclose(rank, size):
+    seen = total(rank)
+    if not torch.allclose(seen, torch.zeros(1)):  # fault
+        dist.barrier()
+
+
+def branch_on_in(rank, size):
+    seen = total(rank)
+    if 0 not in seen:  # fault
+        dist.barrier()
+
+
+def branch_on_order(rank, size):
+    seen = [total(rank), torch.ones(1)]
+    if sorted(seen)[0] is seen[0]:  # fault
+        dist.barrier()
+
+
+def branch_on_mask(rank, size):
+    seen = total(rank)
+    dist.all_reduce(seen[seen > 0])  # fault
+
+
+def branch_on_nonzero(rank, size):
+    found = total(rank).nonzero()  # fault
+    for _ in range(len(found)):
+        dist.barrier()
+
+
+def branch_on_unique(rank, size):
+    both = torch.cat([total(rank), torch.zeros(1)])
+    kinds = both.unique()  # fault
+    dist.all_reduce(torch.ones(len(kinds)))
+
+
+def branch_on_repeat(rank, size):
+    count = total(rank).long()
+    rows = torch.ones(1).repeat_interleave(1 + count)  # fault
+    dist.all_reduce(rows)
+
+
+def branch_in_assert(rank, size):
+    seen = total(rank)
+    try:
+        assert seen > 0  # fault
+    except AssertionError:
+        return
+    dist.barrier()
+
+
+BRANCHES = [value for name, value in list(globals().items()) if name.startswith("branch_")]
 
 
 def read_to_print(rank, size):
@@ -283,7 +422,71 @@ def read_of_a_message(rank, size):
         print(part.item())
 
 
+def read_in_while(rank, size):
+    left = total(1)
+    while left.item() > 0:
+        left = left - 1
+    dist.barrier()
+
+
+def read_in_match(rank, size):
+    match int(total(rank)):
+        case 0:
+            name = "none"
+        case _:
+            name = "some"
+    print(name)
+    dist.barrier()
+
+
+def read_in_comprehension(rank, size):
+    steps = [step for step in range(3) if total(rank) * step > 2]
+    print(steps)
+
+
+def read_by_any(rank, size):
+    parts = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(parts, torch.ones(1))
+    if any(part > 0 for part in parts):
+        print("one")
+    dist.barrier()
+
+
+def read_by_mask(rank, size):
+    seen = total(rank)
+    print(seen[seen > 0].sum())
+    dist.all_reduce(seen)
+
+
 READS = [value for name, value in list(globals().items()) if name.startswith("read_")]
+
+
+def unread_by_where(rank, size):
+    seen = total(rank)
+    dist.all_reduce(torch.where(seen > 0, seen, 0.0))
+
+
+def unread_by_filled_mask(rank, size):
+    seen, filled = total(rank), torch.ones(1)
+    filled[seen > 0] = 2.0
+    dist.all_reduce(filled)
+
+
+def unread_by_index(rank, size):
+    dist.all_reduce(torch.ones(3)[total(rank).long()])
+
+
+def unread_by_known_mask(rank, size):
+    dist.all_reduce(total(rank)[torch.tensor([True])])
+
+
+def unread_by_loss(rank, size):
+    """The size of one of its results depends on the lengths of the targets."""
+    scores = (torch.zeros(5, 2, 4) + total(rank)).log_softmax(-1)
+    dist.all_reduce(nn.functional.ctc_loss(scores, torch.ones(2, 2, dtype=torch.long), (5, 5), (2, 2)))
+
+
+UNREAD = [value for name, value in list(globals().items()) if name.startswith("unread_")]
 
 # -- objects of other ranks
 
