@@ -97,7 +97,7 @@ class Comparison:
             return self._dropout(step, keys)
         if kind in _NUMBERS:
             return next(filter(None, (self._number(key) for key in keys)), None)
-        is_loaded = self.is_resumed and step == self.setup.first_step - 1
+        is_loaded = self._is_loaded(step)
         are_first = kind == "start" or (kind == "param" and is_loaded)
         finding = self._misplaced(step, kind) if are_first else None
         finding = finding or self._tensors(step, kind)
@@ -110,6 +110,10 @@ class Comparison:
         if finding is not None:
             finding.is_after_loading = is_loaded
         return finding
+
+    def _is_loaded(self, step: int) -> bool:
+        """Whether the parameters of a step are those that were loaded."""
+        return self.is_resumed and step == self.setup.first_step - 1
 
     def _misplaced(self, step: int, kind: str) -> LayoutFinding | None:
         """Weights that ranks have in the place of others: they are found by their content."""
@@ -201,7 +205,10 @@ class Comparison:
             return self.hypotheses.of_steps(whole, held)
         reasons = self.hypotheses.of_tensor(whole, held)
         says_little = not reasons or reasons[0].kind == "unlike"
-        if kind == "param" and says_little:
+        if kind == "param" and says_little and self._is_loaded(step):
+            start = self.aligned.whole((-1, "start", name))
+            reasons = (self.hypotheses.of_loading(start, held) if start is not None else []) or reasons
+        elif kind == "param" and says_little:
             before = self.aligned.whole((step - 1, "param" if step else "start", name))
             reasons = (
                 self.hypotheses.of_update(before, whole, held, self.is_resumed) if before is not None else []

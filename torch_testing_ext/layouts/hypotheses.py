@@ -348,6 +348,16 @@ class Hypotheses:
         scale = largest(value)
         return all(is_close(local, part.of(value), scale, self.tolerance) for local, part in held.values())
 
+    def of_loading(self, start: torch.Tensor, held: Held) -> list[Reason]:
+        """After loading, ranks have what they had at the start."""
+        scale = largest(start)
+        not_loaded = {
+            rank: is_close(local, part.of(start), scale, self.tolerance) for rank, (local, part) in held.items()
+        }
+        ranks = [rank for rank, is_so in not_loaded.items() if is_so]
+        text = f"is what it was at the start on ranks {listed(ranks)}: what was saved is not loaded there"
+        return [Reason("not_loaded", self.differing(not_loaded), text)] if ranks else []
+
     def of_update(self, before: torch.Tensor, after: torch.Tensor, held: Held, is_loaded: bool = False) -> list[Reason]:
         """A step has added a multiple of what it should add, or besides a multiple of the parameter itself.
 

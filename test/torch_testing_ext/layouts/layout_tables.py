@@ -101,7 +101,7 @@ PLANTED = (
     (21, BALANCED, ("own balance", "in full"), "dp=2", "balance", "times", "dp"),
     (22, programs.train_with_own_loader, ("a sample twice",), "dp=2", "samples", "samples", "dp"),
     (23, HAND, ("moments lost",), "dp=2 -> dp=2", "the optimizer's state", "state_lost", ""),
-    (24, HAND, ("loaded by one rank",), "dp=2 -> dp=2", "embedding.weight", "unlike", "dp"),
+    (24, HAND, ("loaded by one rank",), "dp=2 -> dp=2", "embedding.weight", "not_loaded", "dp"),
     (25, HAND, ("mapping overwritten",), "tp=2 -> single", "blocks.0.up.weight", "rows", ""),
     (26, HAND, ("scheduler lost",), "dp=2 -> dp=2", "embedding.weight", "update", ""),
     (26, others.train_normalised, ("generator not restored",), "dp=2 -> dp=2", "samples", "samples", "dp"),
