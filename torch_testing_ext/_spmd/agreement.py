@@ -16,13 +16,11 @@ class CallPlace(enum.IntEnum):
 
     START = 0
     BACKWARD = 1
-    # An operation uses a gradient of which each rank has rows.
-    READ = 2
     # Before an optimizer updates rows.
-    UPDATE = 3
-    END = 4
+    UPDATE = 2
+    END = 3
     # The step raised an error, or refused the call.
-    FAILED = 5
+    FAILED = 4
 
 
 class Header(NamedTuple):
@@ -38,7 +36,7 @@ class Header(NamedTuple):
     # Parameters and optimizers that no call has had.
     new: int
     checksum: int
-    # A hash of what the exchange is about: the plan of a backward, gradients of which ranks have rows.
+    # A hash of what the exchange is about: the plan of a backward, gradients of earlier calls.
     about: int
     # A hash of the parameters that an optimizer updates, of its options and of which states it has.
     updated: int
@@ -47,7 +45,6 @@ class Header(NamedTuple):
 _PLACES = {
     CallPlace.START: "at the start",
     CallPlace.BACKWARD: "in backward {}",
-    CallPlace.READ: "at a read of gradients",
     CallPlace.UPDATE: "at update {}",
     CallPlace.END: "at the end",
 }
@@ -65,8 +62,7 @@ def disagreement(ranks: Sequence[Header]) -> tuple[str, str] | None:
         if _where(first) != _where(other):
             return (
                 f"The ranks do different things: rank 0 is {_where(first)}, rank {rank} {_where(other)}.",
-                "Call the same steps on every rank, and in each as many backwards and updates. "
-                "Read gradients and states on every rank, or on none, before anything changes them.",
+                "Call the same steps on every rank, and in each as many backwards and updates.",
             )
         if (first.new, first.params) != (other.new, other.params):
             return (
@@ -93,13 +89,6 @@ def _where(header: Header) -> str:
     if header.step < 0:
         return "in a backward outside of a step"
     return f"{_PLACES[CallPlace(header.place)].format(header.turn + 1)} of call {header.call} of step {header.step}"
-
-
-def is_served(ranks: Sequence[Header]) -> bool:
-    """Whether some ranks read gradients, and all others wait in a place where they still have them."""
-    places = {header.place for header in ranks}
-    same = {(header.step, header.call, header.about) for header in ranks}
-    return CallPlace.READ in places and places <= {CallPlace.READ, CallPlace.UPDATE, CallPlace.END} and len(same) == 1
 
 
 class StepMeeting:
@@ -142,32 +131,24 @@ class StepMeeting:
             self._pending[0].wait()
         self._pending = dist.all_gather(rows, mine, self.group, async_op=True), rows, place is CallPlace.FAILED
 
-    def check(self) -> bool:
-        """Wait for the headers that are on their way, and raise an error on every rank if they differ.
-
-        Returns whether another rank reads gradients, of which this one is to give its rows.
-        """
+    def check(self) -> None:
+        """Wait for the headers that are on their way, and raise an error on every rank if they differ."""
         pending, self._pending = self._pending, None
         if pending is None:
-            return False
+            return
         work, rows, has_failed = pending
         work.wait()
         ranks = [Header(*row.tolist()) for row in rows]
-        if has_failed:
-            return False
-        if is_served(ranks):
-            return ranks[self.rank].place != CallPlace.READ
-        problem = disagreement(ranks)
+        problem = None if has_failed else disagreement(ranks)
         if problem is not None:
             # A rank that failed in an earlier call is in this one now, and is to be told.
             self.is_known = all(header.place != CallPlace.FAILED or header.call == self.call for header in ranks)
             raise SPMDError(problem[0], remedy=problem[1])
-        return False
 
-    def meet(self, place: CallPlace, turn: int = 0, about: int = 0, updated: int = 0) -> bool:
-        """Send this rank's header, and wait for those of the others. Returns what `check` returns."""
+    def meet(self, place: CallPlace, turn: int = 0, about: int = 0, updated: int = 0) -> None:
+        """Send this rank's header, and wait for those of the others."""
         self.send(place, turn, about, updated)
-        return self.check()
+        self.check()
 
     def objects(self, value: Any) -> list[Any]:
         """The object of each rank."""

@@ -12,11 +12,9 @@ import torch.distributed as dist
 from torch_testing_ext._torch.training import at_end_of_backward, outside_dynamo, run_hook_last
 
 from .agreement import CallPlace, StepMeeting
-from .buckets import BucketPlan, agreed_order
-from .layout import Rows
+from .buckets import BucketPlan, agreed_order, is_kept
 from .modes import SPMDError
 from .resting_tensor import AwayParameter
-from .row_tensor import RowTensor, RowTensors, is_kept
 
 
 @dataclass
@@ -28,8 +26,6 @@ class StepHistory:
     calls: int = 0
     # The plans of backwards, by their number in a call.
     plans: dict[int, BucketPlan] = field(default_factory=dict)
-    # Whether the step has read gradients of sharded parameters: then they stay whole in it.
-    reads: bool = False
     trained: bool = False
 
 
@@ -69,12 +65,11 @@ class Averager:
 
     def __init__(self, meeting: StepMeeting) -> None:
         self.meeting = meeting
-        self.gradients = RowTensors(meeting)
         self.managed: list[Managed] = []
         # The places of parameters, by `id`.
         self._index: dict[int, int] = {}
-        # The sharded parameters whose gradients stay whole: sparse ones, and those that something else keeps.
-        self.whole: set[int] = set()
+        # The sharded parameters whose gradients stay where they are: sparse ones, and those that something keeps.
+        self.kept: set[int] = set()
         self._outside = StepHistory()
         self.history = self._outside
         self.limit: int | None = None
@@ -120,7 +115,6 @@ class Averager:
     def begin(self, history: StepHistory, limit: int | None) -> None:
         """Begin a call of a step."""
         self.history, self.limit, self.turn, self.backward = history, limit, 0, None
-        self.gradients.begin()
 
     def end(self) -> None:
         """End a call: average what an interrupted backward has left."""
@@ -130,13 +124,7 @@ class Averager:
 
     def leave(self) -> None:
         """Average the backwards that follow as those outside of calls."""
-        self._note_reads()
         self.history, self.turn, self.backward = self._outside, 0, None
-
-    def _note_reads(self) -> None:
-        if self.gradients.are_read and not self.history.reads:
-            self.history.reads = True
-            self.history.plans.clear()
 
     def fail(self) -> None:
         """Tell the other ranks, when they meet, that this one has left the call."""
@@ -184,7 +172,6 @@ class Averager:
         """A backward has begun, or goes on after an error, with the gradient of this parameter."""
         backward = self.backward
         if backward is None:
-            self._note_reads()
             plan = self.history.plans.get(self.turn)
             if plan is not None and not plan.fits():
                 plan = None
@@ -232,7 +219,7 @@ class Averager:
         """Tell all ranks what this one has reached, average what no bucket has taken, and expect it from now on."""
         rows = self._exchange(backward, left)
         order = agreed_order([row[0] for row in rows])
-        self.whole |= {index for row in rows for index, is_whole in enumerate(row[2]) if is_whole}
+        self.kept |= {index for row in rows for index, stays in enumerate(row[2]) if stays}
         lefts = {index for row in rows for index, is_left in enumerate(row[1]) if is_left}
         if plan is not None:
             plan.write_back({*order}, lefts)
@@ -246,9 +233,9 @@ class Averager:
             self.history.plans[self.turn] = self._plan(order)
 
     def _exchange(self, backward: _Backward, left: set[int]) -> list[list[list[int]]]:
-        """For each rank and parameter: its place, is something left, does it stay whole, has its bucket left early."""
-        whole = {index for index in backward.reached if is_kept(self._param(index).grad)}
-        sets = left, whole, backward.again
+        """For each rank and parameter: its place, is something left, is it kept, has its bucket left early."""
+        kept = {index for index in backward.reached if is_kept(self._param(index).grad)}
+        sets = left, kept, backward.again
         count = range(len(self.managed))
         numbers = [[backward.reached.get(index, 0) for index in count]]
         numbers += [[int(index in some) for index in count] for some in sets]
@@ -259,15 +246,8 @@ class Averager:
 
     def _plan(self, order: Sequence[int]) -> BucketPlan:
         params = [self._param(index) for index in order]
-        rows = [self._rows(index) for index in order]
-        return BucketPlan(order, params, rows, self.gradients, self.limit)
-
-    def _rows(self, index: int) -> Rows | None:
-        """The rows of a parameter whose gradient is sharded."""
-        if self.history.reads or index in self.whole or not self.managed[index].is_sharded:
-            return None
-        # A step may give it another shape.
-        return Rows(len(self._param(index)), self.meeting.rank, self.meeting.world)
+        frees = [self.managed[index].is_sharded and index not in self.kept for index in order]
+        return BucketPlan(order, params, frees, self.limit)
 
     def _refuse_shared(self, reached: Iterable[int]) -> None:
         """Refuse two parameters with one gradient in memory: their sum, not each of them, was averaged twice."""
@@ -276,8 +256,7 @@ class Averager:
             grad = self._param(index).grad
             if grad is None or grad.layout is not torch.strided or not grad.numel():
                 continue
-            key = id(grad) if isinstance(grad, RowTensor) else grad.data_ptr()
-            if owners.setdefault(key, index) != index:
+            if owners.setdefault(grad.data_ptr(), index) != index:
                 raise SPMDError(
                     "The gradients of two parameters are one tensor, which a backward would average twice.",
                     remedy="Set one of them to a clone, or to None, before backward().",

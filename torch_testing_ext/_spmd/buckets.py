@@ -1,17 +1,16 @@
-"""Gradients travel in buckets: those of replicated parameters whole, rows of others to the rank that has them."""
+"""Gradients travel in buckets, which are sent while a backward goes on."""
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torch_testing_ext._torch.training import copy_all
+from torch_testing_ext._torch.training import copy_all, holders_of_memory, version_of
 
 from .agreement import StepMeeting
-from .layout import Rows, as_real
+from .layout import as_real
 from .resting_tensor import AwayParameter
-from .row_tensor import RowTensor, RowTensors
 
 _MIB = 2**20
 
@@ -21,28 +20,44 @@ def dense(grad: torch.Tensor) -> torch.Tensor:
     return as_real(grad if grad.layout is torch.strided else grad.to_dense())
 
 
-class Bucket:
-    """Gradients of one dtype and device. The element after them flags that a rank has more to average."""
+def is_kept(grad: torch.Tensor | None) -> bool:
+    """Whether a gradient has to stay where it is: something besides autograd has made it, and may keep it."""
+    if grad is None:
+        return False
+    return grad.layout is not torch.strided or version_of(grad) > 0 or holders_of_memory(grad) > 1
 
-    def __init__(self, indices: Sequence[int], params: Sequence[torch.Tensor]) -> None:
-        self.indices, self.params = indices, params
-        like = as_real(params[0])
-        sizes = [as_real(param).numel() for param in params]
-        self.flat = like.new_zeros(sum(sizes) + 1)
-        parts = self.flat[:-1].split(sizes)  # type: ignore[no-untyped-call]
-        self.views = [part.view(as_real(param).shape) for part, param in zip(parts, params, strict=True)]
+
+class Bucket:
+    """Gradients of one dtype and device. The element after them flags that a rank has more to average.
+
+    `frees`: gradients are freed when they leave. What a backward adds to them afterwards is averaged at its end.
+    """
+
+    def __init__(self, indices: Sequence[int], params: Sequence[torch.Tensor], frees: bool) -> None:
+        self.indices, self.params, self.frees = indices, params, frees
         self.missing = 0
+        self.flat = torch.empty(0)
         self._work: Any = None
+
+    def _views(self) -> Iterator[torch.Tensor]:
+        """The part of each gradient, as real numbers."""
+        likes = [as_real(param) for param in self.params]
+        parts = self.flat[:-1].split([like.numel() for like in likes])  # type: ignore[no-untyped-call]
+        return (part.view(like.shape) for part, like in zip(parts, likes, strict=True))
 
     def start(self, meeting: StepMeeting, flag: bool) -> None:
         """Send the gradients. A parameter without one counts as zeros."""
+        likes = [as_real(param) for param in self.params]
+        self.flat = likes[0].new_empty(sum(like.numel() for like in likes) + 1)
         targets, grads = [], []
-        for param, view in zip(self.params, self.views, strict=True):
-            if param.grad is None:
+        for param, view in zip(self.params, self._views(), strict=True):
+            if param.grad is None or (self.frees and is_kept(param.grad)):
                 view.zero_()
             else:
                 targets.append(view)
                 grads.append(dense(param.grad))
+                if self.frees:
+                    param.grad = None
         copy_all(targets, grads)
         self.flat[-1] = meeting.world if flag else 0
         # Before the sum, which float16 may not hold.
@@ -56,78 +71,27 @@ class Bucket:
         return bool(self.flat[-1])
 
     def write_back(self, order: Collection[int], left: Collection[int]) -> None:
-        """Overwrite gradients that any rank has reached with their means, unless something is left to average."""
+        """Let gradients that any rank has reached be their means. What is left to average keeps its own values."""
         targets, means = [], []
-        for index, param, view in zip(self.indices, self.params, self.views, strict=True):
-            if index not in order or index in left:
+        for index, param, view in zip(self.indices, self.params, self._views(), strict=True):
+            if index not in order or (index in left and not self.frees):
                 continue
             grad = param.grad
             mean = torch.view_as_complex(view) if param.is_complex() else view
-            if grad is not None and grad.layout is not torch.strided:
-                param.grad = mean.clone().to_sparse(grad.sparse_dim())
-            elif grad is None or grad.is_conj() or grad.is_neg():
+            if grad is None or grad.is_conj() or grad.is_neg():
                 # torch's optimizers refuse a lazy conjugate.
+                mean = mean if grad is None or not self.frees else mean + grad
                 param.grad = torch.empty_like(param).copy_(mean)
+            elif grad.layout is not torch.strided:
+                sparse = mean.clone().to_sparse(grad.sparse_dim())
+                param.grad = grad + sparse if self.frees else sparse
+            elif self.frees:
+                grad.add_(mean)
             else:
                 targets.append(as_real(grad))
                 means.append(view)
         copy_all(targets, means)
-
-
-class RowBucket:
-    """Gradients of which each rank gets the means of its rows. They are freed when they leave."""
-
-    def __init__(
-        self, indices: Sequence[int], params: Sequence[torch.Tensor], rows: Sequence[Rows], gradients: RowTensors
-    ) -> None:
-        self.indices, self.params, self.rows, self.gradients = indices, params, rows, gradients
-        self.widths = [of_param.width(as_real(param)) for of_param, param in zip(rows, params, strict=True)]
-        self.missing = 0
-        # The gradients that are to get the means.
-        self._waiting: list[RowTensor | None] = []
-        # What is sent, and what comes: a row from each rank for each.
-        self._parts = self._received = torch.empty(0)
-        # The rows of this rank, each in memory of its own: some live longer than others.
-        self._means: list[torch.Tensor] = []
-        self._work: Any = None
-
-    def start(self, meeting: StepMeeting, flag: bool) -> None:
-        """Send the gradients, and free them. A parameter without one counts as zeros."""
-        like = as_real(self.params[0])
-        shape = meeting.world, sum(self.widths) + 1
-        parts = like.new_empty(shape)
-        self._waiting = []
-        columns = parts[:, :-1].split(self.widths, 1)  # type: ignore[no-untyped-call]
-        for param, rows, into in zip(self.params, self.rows, columns, strict=True):
-            gradient, taken = self.gradients.take(param, rows)
-            self._waiting.append(gradient)
-            if taken is None:
-                into.zero_()
-            else:
-                rows.pack(dense(taken), into)
-        parts[:, -1] = flag
-        self._parts, self._received = parts, torch.empty_like(parts)
-        self._work = dist.all_to_all_single(self._received.view(-1), parts.view(-1), group=meeting.group, async_op=True)
-
-    def finish(self) -> bool:
-        """Wait, sum what has come, and free what was sent. Returns whether any rank has set the flag."""
-        self._work.wait()
-        columns = self._received.split([*self.widths, 1], 1)  # type: ignore[no-untyped-call]
-        *self._means, flag = [column.sum(0) for column in columns]
-        self._parts = self._received = torch.empty(0)
-        self._work = None
-        return bool(flag)
-
-    def write_back(self, order: Collection[int], left: Collection[int]) -> None:
-        """Add the means to the rows of gradients that any rank has reached."""
-        places = zip(self.indices, self.params, self.rows, self._means, self._waiting, strict=True)
-        for index, param, rows, mean, gradient in places:
-            if index in order:
-                local = rows.of(as_real(param))
-                mean = mean[: local.numel()].view(local.shape)
-                mean = torch.view_as_complex(mean) if param.is_complex() else mean
-                self.gradients.give(param, rows, mean, gradient)
-        self._means, self._waiting = [], []
+        self.flat = torch.empty(0)
 
 
 class BucketPlan:
@@ -137,30 +101,24 @@ class BucketPlan:
         self,
         order: Sequence[int],
         params: Sequence[torch.Tensor],
-        rows: Sequence[Rows | None],
-        gradients: RowTensors,
+        frees: Sequence[bool],
         limit: int | None,
     ) -> None:
-        """`params` and `rows` are those of `order`; `rows` is None for a gradient that stays whole."""
+        """`params` are those of `order`, and `frees` tells whose gradients are freed when they leave."""
         self.expected = frozenset(order)
         self.params = params
         self.kinds = [(param.shape, param.dtype, param.device) for param in params]
         numbers = [(index, *param.shape, param.element_size()) for index, param in zip(order, params, strict=True)]
-        self.hash = hash((tuple(numbers), tuple(of_param is not None for of_param in rows))) % (1 << 62)
-        kinds = [(param.dtype, param.device, row is None) for param, row in zip(params, rows, strict=True)]
+        self.hash = hash((tuple(numbers), tuple(frees))) % (1 << 62)
+        kinds = [(param.dtype, param.device, is_freed) for param, is_freed in zip(params, frees, strict=True)]
         sizes = [param.nbytes for param in params]
-        self.buckets: list[Bucket | RowBucket] = []
-        for places in positions_of_buckets(sizes, kinds, limit or _limit(sum(sizes), params)):
-            indices, members = [order[place] for place in places], [params[place] for place in places]
-            of_bucket = [row for row in (rows[place] for place in places) if row is not None]
-            if of_bucket:
-                self.buckets.append(RowBucket(indices, members, of_bucket, gradients))
-            else:
-                self.buckets.append(Bucket(indices, members))
+        self.buckets = [
+            Bucket([order[place] for place in places], [params[place] for place in places], frees[places[0]])
+            for places in positions_of_buckets(sizes, kinds, limit or _limit(sum(sizes), params))
+        ]
         self.bucket_of = {index: bucket for bucket in self.buckets for index in bucket.indices}
-        # The next bucket to start, and the first that is not over.
-        self.next = self.unfinished = 0
-        self.flagged = False
+        # The next bucket to start.
+        self.next = 0
 
     def fits(self) -> bool:
         """Whether the parameters are in this call, and still have the shapes and dtypes of the plan."""
@@ -171,8 +129,7 @@ class BucketPlan:
 
     def begin(self) -> None:
         """Begin a backward."""
-        self.next = self.unfinished = 0
-        self.flagged = False
+        self.next = 0
         for bucket in self.buckets:
             bucket.missing = len(bucket.indices)
 
@@ -182,29 +139,19 @@ class BucketPlan:
         while self.next < len(self.buckets) - 1 and not self.buckets[self.next].missing:
             if self.next == 0:
                 meeting.check()
-            self._start(meeting, False)
+            self.buckets[self.next].start(meeting, False)
+            self.next += 1
 
     def finish(self, meeting: StepMeeting, flag: bool) -> bool:
         """Start what is left, and wait for all. Returns whether any rank has set the flag."""
         while self.next < len(self.buckets):
-            self._start(meeting, flag and self.next == len(self.buckets) - 1)
-        while self.unfinished < len(self.buckets):
-            self._finish_one()
-        return self.flagged
-
-    def _start(self, meeting: StepMeeting, flag: bool) -> None:
-        # Two buckets of rows are on their way at a time: others would keep their memory.
-        if self.next - self.unfinished >= 2 and isinstance(self.buckets[self.next], RowBucket):
-            self._finish_one()
-        self.buckets[self.next].start(meeting, flag)
-        self.next += 1
-
-    def _finish_one(self) -> None:
-        self.flagged |= self.buckets[self.unfinished].finish()
-        self.unfinished += 1
+            self.buckets[self.next].start(meeting, flag and self.next == len(self.buckets) - 1)
+            self.next += 1
+        flags = [bucket.finish() for bucket in self.buckets]
+        return any(flags)
 
     def write_back(self, order: Collection[int], left: Collection[int]) -> None:
-        """Let the gradients that any rank has reached be means. Of those that are left, only what has been sent."""
+        """Let the gradients that any rank has reached be their means."""
         for bucket in self.buckets:
             bucket.write_back(order, left)
 

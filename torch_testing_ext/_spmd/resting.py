@@ -20,10 +20,9 @@ from torch_testing_ext._torch.training import (
 
 from .admission import Named
 from .agreement import StepMeeting
-from .averaging import Averager, backward_after_call
-from .layout import Rows
+from .averaging import backward_after_call
+from .layout import Gather, Rows, gather_rows
 from .resting_tensor import AwayParameter, RestingTensor, at_rest
-from .row_tensor import Gather, RowTensor, gather_rows
 from .state_finding import FoundState
 
 
@@ -57,15 +56,15 @@ class TwoForms:
 
     def whole_state(self, value: Any) -> bool:
         """Whether this is a whole tensor of an optimizer's state, with an element for each of the parameter."""
-        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, (DTensor, RowTensor))
+        is_plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
         return is_plain and value.layout is torch.strided and value.dim() > 0 and value.shape == self.plain.shape
 
 
 class Resting:
     """The pairs of a call, and the change from one form to the other."""
 
-    def __init__(self, meeting: StepMeeting, averager: Averager) -> None:
-        self.meeting, self.averager = meeting, averager
+    def __init__(self, meeting: StepMeeting) -> None:
+        self.meeting = meeting
         # The pairs by `id` of the plain parameter.
         self.pairs: dict[int, TwoForms] = {}
         # Whether the plain parameters have their values.
@@ -133,47 +132,47 @@ class Resting:
         plain.__dict__.update(rest.__dict__)
         module_parts.count_as_parameter(plain, False)
 
+    def about(self) -> int:
+        """A hash of the gradients of earlier calls."""
+        return hash(tuple(pair.rest.grad is not None for pair in self.pairs.values())) % (1 << 62)
+
     @torch.no_grad()
     def fill(self) -> None:
-        """Gather the values of sharded parameters, and take over gradients of earlier calls."""
-        gathers = []
+        """Gather the values of sharded parameters, and the gradients that earlier calls have left."""
+        values, gradients = [], []
         for pair in self.pairs.values():
             if pair.rows is not None:
                 assert pair.local is not None
-                like, dtype, device = pair.plain, pair.local.dtype, pair.local.device
-                whole = None if pair.memory is None else pair.memory.tensor(like.shape, pair.rest.stride(), dtype)
-                if whole is not None and pair.written == (pair.rest.memory, pair.rest.memory.writes):
+                whole, is_kept = self._memory(pair, pair.memory, pair.local)
+                if is_kept and pair.written == (pair.rest.memory, pair.rest.memory.writes):
                     # What keeps it may have written to it.
                     pair.local.copy_(pair.rows.of(whole))
-                if whole is None:
-                    whole = torch.empty_strided(like.shape, pair.rest.stride(), dtype=dtype, device=device)
-                gathers.append((pair, Gather(pair.rows, pair.local, whole)))
-        gather_rows(self.meeting, [gather for _, gather in gathers])
-        for pair, gather in gathers:
+                values.append((pair, Gather(pair.rows, pair.local, whole)))
+        gather_rows(self.meeting.group, [gather for _, gather in values])
+        while values:
+            pair, gather = values.pop()
             pair.plain.data = gather.whole
             if holders_of_memory(gather.mine) == 1:
                 pair.local = None
         for pair in self.pairs.values():
-            if pair.rest is not None:
-                self._enter_gradient(pair)
+            grad, pair.rest.grad = pair.rest.grad, None
+            if grad is not None:
+                mine = pair.local_of(grad) if isinstance(grad, DTensor) else grad
+                pair.plain.grad = mine if pair.rows is None else self._memory(pair, pair.memory_of_gradient, mine)[0]
+                if pair.rows is not None:
+                    gradients.append(Gather(pair.rows, mine, pair.plain.grad))
+        gather_rows(self.meeting.group, gradients)
         self.is_filled = True
-        if any(
-            pair.memory_of_gradient is not None and pair.memory_of_gradient.is_alive for pair in self.pairs.values()
-        ):
-            # What something has kept of gradients goes on to show them.
-            self.averager.gradients.read()
 
-    def _enter_gradient(self, pair: TwoForms) -> None:
-        grad, pair.rest.grad = pair.rest.grad, None
-        if grad is None:
-            return
-        if isinstance(grad, DTensor):
-            grad = pair.local_of(grad)
-        if pair.rows is None:
-            pair.plain.grad = grad
-        else:
-            self.averager.gradients.add(pair.plain, pair.rows, grad)
-            pair.plain.grad.memory = pair.memory_of_gradient
+    def _memory(
+        self, pair: TwoForms, reference: MemoryReference | None, like: torch.Tensor
+    ) -> tuple[torch.Tensor, bool]:
+        """A whole tensor for the values of a parameter or its gradient: that of the last call if something keeps it."""
+        shape, stride = pair.plain.shape, pair.rest.stride()
+        kept = None if reference is None else reference.tensor(shape, stride, like.dtype)
+        if kept is not None:
+            return kept, True
+        return torch.empty_strided(shape, stride, dtype=like.dtype, device=like.device), False
 
     def take_over(self, name: str, param: torch.Tensor, is_sharded: bool) -> None:
         """Let a parameter that is new be a DTensor after this call."""
@@ -185,24 +184,24 @@ class Resting:
         pairs = self.pairs
         for pair in pairs.values():
             self._leave_pair(pair)
+            self._free(pair)
         _exchange(found, {key: pair.rest for key, pair in pairs.items()})
         for pair in pairs.values():
-            self._forget_plain(pair)
+            plain = pair.plain
+            pair.kind = type(plain)
+            plain.__dict__.clear()
+            plain.__dict__["_pair"] = pair
+            plain.__class__ = AwayParameter
         self.pairs = {}
 
-    def _forget_plain(self, pair: TwoForms) -> None:
+    def _free(self, pair: TwoForms) -> None:
         """Free the memory of a whole parameter and its gradient. If something keeps it, the next call uses it again."""
-        plain, grad = pair.plain, pair.plain.grad
         if self.is_filled and pair.rows is not None:
-            pair.memory = MemoryReference.of_kept(plain)
-            pair.memory_of_gradient = MemoryReference.of_kept(grad.whole if isinstance(grad, RowTensor) else grad)
-        plain.grad = None
+            pair.memory = MemoryReference.of_kept(pair.plain)
+            pair.memory_of_gradient = MemoryReference.of_kept(pair.plain.grad)
+        pair.plain.grad = None
         if pair.rows is not None:
-            plain.data = _nowhere(plain)
-        pair.kind = type(plain)
-        plain.__dict__.clear()
-        plain.__dict__["_pair"] = pair
-        plain.__class__ = AwayParameter
+            pair.plain.data = _nowhere(pair.plain)
 
     def _leave_pair(self, pair: TwoForms) -> None:
         plain, rest, local = pair.plain, pair.rest, pair.local
@@ -234,18 +233,11 @@ class Resting:
         self._leave_gradient(pair, rest)
 
     def _leave_gradient(self, pair: TwoForms, rest: Any) -> None:
-        grad: Any = pair.plain.grad
+        grad = pair.plain.grad
         rest.grad = None
-        if isinstance(grad, RowTensor) and grad.whole is None:
-            # None if an error has interrupted its average.
-            mine = grad.mine
-        elif grad is None:
-            mine = None
-        else:
-            values = grad.values() if isinstance(grad, RowTensor) else grad
-            dense = values.detach() if values.layout is torch.strided else values.detach().to_dense()
+        if grad is not None:
+            dense = grad.detach() if grad.layout is torch.strided else grad.detach().to_dense()
             mine = dense if pair.rows is None else pair.rows.of(dense).clone()
-        if mine is not None:
             # torch cannot copy a DTensor whose part begins within other memory.
             rest.grad = RestingTensor.of(rest, _own(mine) if mine.storage_offset() else mine)
 

@@ -20,9 +20,9 @@ from torch_testing_ext._torch.training import (
 
 from .agreement import CallPlace
 from .averaging import Averager
+from .layout import Gather, gather_rows
 from .resting import Resting, TwoForms
 from .resting_tensor import RestingTensor
-from .row_tensor import Gather, RowTensor, RowTensors, gather_rows
 
 # Each element of their updates depends on that element alone.
 _ELEMENTWISE = frozenset(
@@ -47,8 +47,6 @@ class RowUpdates:
 
     def __init__(self, averager: Averager, resting: Resting) -> None:
         self.averager, self.resting = averager, resting
-        # The states of optimizers in a call.
-        self.states = RowTensors(averager.meeting)
         # In a step of an optimizer: its parameters on rows.
         self._active: list[_OnRows] = []
         # The number of updates in this call.
@@ -69,7 +67,7 @@ class RowUpdates:
         may_be_rows = runs_on_rows(optimizer)
         # An optimizer of whole parameters may keep the rank's own loss.
         held = self._states(optimizer) if may_be_rows else ()
-        states = [(pair.name, name, _number(value)) for pair, _, name, value in held]
+        states = [(pair.name, name, _number(value), _writes(value)) for pair, _, name, value in held]
         number = zlib.crc32(repr((updated, _options(optimizer), states)).encode())
         self.meet(CallPlace.UPDATE, pairs, [optimizer], self.turn, number)
         self.turn += 1
@@ -77,10 +75,12 @@ class RowUpdates:
         # A closure needs whole parameters.
         has_closure = (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
         if is_sparse or has_closure or not may_be_rows:
-            self._make_whole(optimizer, pairs)
+            for _, values, name, value in self._states(optimizer):
+                if isinstance(value, DTensor):
+                    values[name] = value.full_tensor()
             return
         for pair in pairs:
-            on_rows = _OnRows(pair, optimizer, self.states)
+            on_rows = _OnRows(pair, optimizer, self.resting)
             on_rows.enter()
             self._active.append(on_rows)
 
@@ -92,33 +92,26 @@ class RowUpdates:
         turn: int = 0,
         updated: int = 0,
     ) -> None:
-        """Meet the other ranks, and compare what all have whole. Others that read gradients get this rank's rows."""
-        meeting, gradients = self.averager.meeting, self.averager.gradients
-        meeting.watched = [*self._alike(pairs, optimizers)]
-        while meeting.meet(place, turn, gradients.about(), updated):
-            gradients.gather()
-            meeting.watched = [*self._alike(pairs, optimizers)]
+        """Meet the other ranks, and compare what all have whole."""
+        self.averager.meeting.watched = [*self._alike(pairs, optimizers)]
+        self.averager.meeting.meet(place, turn, updated=updated)
 
     def _alike(self, pairs: Sequence[TwoForms], optimizers: Sequence[Optimizer]) -> Iterator[torch.Tensor]:
         """The tensors of which each rank keeps or updates its rows alone, where they are whole."""
         for pair in pairs:
             yield pair.plain
-            grad = _plain_gradient(pair)
-            if grad is not None:
-                yield grad.values() if isinstance(grad, RowTensor) else grad
+            if pair.plain.grad is not None:
+                yield pair.plain.grad
         for optimizer in optimizers:
             on_rows = runs_on_rows(optimizer)
             for pair, _, _, value in self._states(optimizer):
-                if isinstance(value, RowTensor):
-                    if value.whole is not None:
-                        yield value.whole
-                elif on_rows and pair.rows is not None and pair.whole_state(value):
+                if on_rows and pair.rows is not None and pair.whole_state(value):
                     yield value
 
     @outside_dynamo
     @torch.no_grad()
     def _end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        gather_rows(self.averager.meeting, self.restore())
+        gather_rows(self.averager.meeting.group, self.restore())
 
     @torch.no_grad()
     def restore(self) -> list[Gather]:
@@ -138,15 +131,11 @@ class RowUpdates:
 
     @torch.no_grad()
     def enter(self, optimizers: Iterable[Optimizer]) -> None:
-        """Let states be plain in a call: whole ones, or rows that are gathered when the step uses them."""
-        self.states.begin()
+        """Let states of replicated parameters be plain in a call. Those of others stay rows."""
         self.turn = 0
         for pair, values, name, value in itertools.chain.from_iterable(map(self._states, optimizers)):
-            if isinstance(value, DTensor):
-                values[name] = local = pair.local_of(value)
-                if pair.rows is not None:
-                    values[name] = held = self.states.hold(pair.plain, pair.rows, local)
-                    held.rest = value if isinstance(value, RestingTensor) else None
+            if isinstance(value, DTensor) and pair.rows is None:
+                values[name] = pair.local_of(value)
 
     @torch.no_grad()
     def leave(self, optimizers: Iterable[Optimizer]) -> None:
@@ -154,15 +143,7 @@ class RowUpdates:
         for optimizer in optimizers:
             on_rows = runs_on_rows(optimizer)
             for pair, values, name, value in self._states(optimizer):
-                if isinstance(value, RowTensor):
-                    mine = value.current_rows()
-                    assert mine is not None
-                    if value.rest is not None and local_tensor(value.rest) is mine:
-                        value.rest.memory.writes += 1
-                        values[name] = value.rest
-                    else:
-                        values[name] = self.resting.resting(pair, mine)
-                elif pair.whole_state(value) and (pair.rows is None or on_rows):
+                if pair.whole_state(value) and (pair.rows is None or on_rows):
                     mine = value if pair.rows is None else pair.rows.of(value).clone()
                     values[name] = self.resting.resting(pair, mine)
 
@@ -171,14 +152,10 @@ class RowUpdates:
         found = [pairs.get(id(param)) for group in optimizer.param_groups for param in group["params"]]
         return [pair for pair in found if pair is not None and pair.rows is not None]
 
-    def _make_whole(self, optimizer: Optimizer, pairs: Sequence[TwoForms]) -> None:
-        """Gather gradients and states, for an optimizer that is not elementwise."""
-        gradients = self.averager.gradients
-        if any(_plain_gradient(pair) is None and pair.plain.grad is not None for pair in pairs):
-            gradients.read()
-        for _, values, name, value in self._states(optimizer):
-            if isinstance(value, RowTensor):
-                values[name] = value.values()
+
+def _writes(value: Any) -> int:
+    """The number of writes of the program to a state that each rank has rows of: a rank alone must not write."""
+    return value.memory.writes if isinstance(value, RestingTensor) else 0
 
 
 def _options(optimizer: Optimizer) -> list[Any]:
@@ -194,46 +171,33 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def _plain_gradient(pair: TwoForms) -> torch.Tensor | None:
-    grad = pair.plain.grad
-    return None if isinstance(grad, RowTensor) and grad.whole is None else grad
-
-
 class _OnRows:
     """A parameter while its optimizer updates rows."""
 
-    def __init__(self, pair: TwoForms, optimizer: Optimizer, states: RowTensors) -> None:
-        self.pair, self.optimizer, self.states = pair, optimizer, states
+    def __init__(self, pair: TwoForms, optimizer: Optimizer, resting: Resting) -> None:
+        self.pair, self.optimizer, self.resting = pair, optimizer, resting
         self.whole: torch.Tensor = pair.plain.data
-        self.grad = pair.plain.grad
-        # The whole gradient, and its version before the step.
-        self.whole_grad = _plain_gradient(pair)
-        self.version = 0
+        # The gradient, and its version before the step.
+        self.grad: torch.Tensor | None = pair.plain.grad
+        self.version = 0 if self.grad is None else version_of(self.grad)
         # The states that were there before the step.
-        self.held: dict[str, RowTensor] = {}
+        self.held: dict[str, Any] = {}
 
     def enter(self) -> None:
         """Let parameter, gradient and states be rows."""
         plain, rows = self.pair.plain, self.pair.rows
         assert rows is not None
-        mine = None
-        if self.whole_grad is not None:
-            if isinstance(self.whole_grad, RowTensor):
-                self.whole_grad = self.whole_grad.values()
-            self.version = version_of(self.whole_grad)
-            mine = rows.of(self.whole_grad)
-        elif self.grad is not None:
-            mine = self.grad.mine
         values = self.optimizer.state.get(plain) or {}
         for name, value in list(values.items()):
             if self.pair.whole_state(value):
-                value = self.states.hold(plain, rows, rows.of(value).clone())
-            if isinstance(value, RowTensor):
-                self.held[name] = value
-                values[name] = value.current_rows()
+                value = self.resting.resting(self.pair, rows.of(value).clone())
+            if isinstance(value, DTensor):
+                values[name] = local = self.pair.local_of(value)
+                is_ours = isinstance(value, RestingTensor) and local_tensor(value) is local
+                self.held[name] = value if is_ours else self.resting.resting(self.pair, local)
         plain.grad = None
         plain.data = rows.of(self.whole)
-        plain.grad = mine
+        plain.grad = None if self.grad is None else rows.of(self.grad)
 
     def leave(self) -> list[Gather]:
         """Let them be whole again. Returns what is to be gathered."""
@@ -247,15 +211,14 @@ class _OnRows:
         values = self.optimizer.state.get(plain) or {}
         for name, value in list(values.items()):
             held = self.held.get(name)
-            if held is not None and held.mine is not None and held.mine is value:
+            if held is not None and local_tensor(held) is value:
+                held.memory.writes += 1
                 values[name] = held
-                if held.whole is not None:
-                    gathers.append(Gather(rows, held.mine, held.whole))
             elif isinstance(value, torch.Tensor) and value.dim() and value.shape == shape:
-                values[name] = self.states.hold(plain, rows, value)
+                values[name] = self.resting.resting(self.pair, value)
         if self.grad is not None:
             gathers.append(Gather(rows, rows.of(self.whole), self.whole))
-        if self.whole_grad is not None and version_of(self.whole_grad) != self.version:
-            # Some optimizers use it as a buffer.
-            gathers.append(Gather(rows, rows.of(self.whole_grad), self.whole_grad))
+            if version_of(self.grad) != self.version:
+                # Some optimizers use it as a buffer.
+                gathers.append(Gather(rows, rows.of(self.grad), self.grad))
         return gathers

@@ -13,13 +13,12 @@ from torch_testing_ext._torch.tensors import pytrees
 
 from .agreement import StepMeeting
 from .layout import as_real
-from .row_tensor import RowTensor
 
 
 def state_tensors(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
     """The plain tensors in the states of optimizers."""
     leaves = [leaf for optimizer in optimizers for leaf in pytrees.tree_leaves(dict(optimizer.state))]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, (DTensor, RowTensor))]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor)]
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from torch_testing_ext._torch.tensors import pytrees
 from torch_testing_ext._torch.training import below_torch_function
 
 from . import admission
@@ -22,8 +21,7 @@ from .admission import Named
 from .agreement import EARLY, CallPlace, StepMeeting, in_turns
 from .averaging import Averager, StepHistory
 from .modes import DataParallel, SPMDError, explained
-from .resting import Resting, TwoForms
-from .row_tensor import RowTensor
+from .resting import Resting
 from .row_updates import RowUpdates
 from .shared_values import broadcast, make_plain, state_tensors
 from .state_finding import FoundState, find_state, named_state
@@ -35,7 +33,7 @@ class StepEngine:
     def __init__(self, group: Any) -> None:
         self.meeting = StepMeeting(group)
         self.averager = Averager(self.meeting)
-        self.resting = Resting(self.meeting, self.averager)
+        self.resting = Resting(self.meeting)
         self.updates = RowUpdates(self.averager, self.resting)
         self._histories: weakref.WeakKeyDictionary[Any, StepHistory] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
@@ -71,7 +69,7 @@ class StepEngine:
                 self._enter(step, history, found)
             result = step.function(*args, **kwargs)
             with torch.inference_mode(False), below_torch_function():
-                self._end(found, result)
+                self._end(found)
         except BaseException as error:
             self.averager.fail()
             with torch.inference_mode(False), below_torch_function():
@@ -80,10 +78,9 @@ class StepEngine:
             if clear is error:
                 raise
             raise clear from error
-        pairs = self.resting.pairs
         with torch.inference_mode(False), below_torch_function():
             self._leave(found)
-        return outward(result, pairs) if pairs else result
+        return result
 
     def _history(self, step: Any) -> StepHistory:
         if step not in self._histories:
@@ -117,7 +114,7 @@ class StepEngine:
         shares = trains and bool(buffers)
         if is_new or shares or self.resting.pairs or (trains and history.calls <= EARLY):
             meeting.device = self._device(params)
-            meeting.meet(CallPlace.START)
+            meeting.meet(CallPlace.START, about=self.resting.about())
         if is_new:
             self._compare(params, buffers, optimizers)
         self.resting.fill()
@@ -188,15 +185,11 @@ class StepEngine:
         for optimizer in optimizers:
             self.updates.watch(optimizer)
 
-    def _end(self, found: FoundState, result: Any) -> None:
+    def _end(self, found: FoundState) -> None:
         """End a call that has succeeded."""
-        averager, pairs = self.averager, self.resting.pairs
-        averager.end()
-        for leaf in pytrees.tree_leaves(result) if pairs else ():
-            if isinstance(leaf, RowTensor):
-                leaf.values()
+        self.averager.end()
         self.meeting.check()
-        sharded = [pair for pair in pairs.values() if pair.rows is not None]
+        sharded = [pair for pair in self.resting.pairs.values() if pair.rows is not None]
         if sharded:
             self.updates.meet(CallPlace.END, sharded, found.optimizers)
 
@@ -207,20 +200,6 @@ class StepEngine:
         self.resting.leave(found)
         self.averager.leave()
         self.meeting.end()
-
-
-def outward(result: Any, pairs: Mapping[int, TwoForms]) -> Any:
-    """The result of a step, with parameters as the model holds them between calls, and with whole gradients."""
-
-    def form(leaf: Any) -> Any:
-        pair = pairs.get(id(leaf))
-        if pair is not None and pair.plain is leaf:
-            return pair.rest
-        return leaf.values() if isinstance(leaf, RowTensor) else leaf
-
-    leaves = pytrees.tree_leaves(result)
-    is_same = all(form(leaf) is leaf for leaf in leaves)
-    return result if is_same else pytrees.tree_map(form, result)
 
 
 @functools.cache

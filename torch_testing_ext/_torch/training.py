@@ -83,11 +83,6 @@ class MemoryReference:
             return None
         return MemoryReference(tensor)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether something keeps the memory."""
-        return not self._storage.expired()  # type: ignore[no-untyped-call]
-
     def tensor(self, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """The tensor again, if something keeps its memory and it is of this kind."""
         if self._kind != (shape, stride, dtype):
@@ -96,17 +91,6 @@ class MemoryReference:
         if storage is None:
             return None
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, self._offset, shape, stride)
-
-
-def wrapper_of(cls: type, like: torch.Tensor) -> Any:
-    """A tensor of a subclass with the metadata of another tensor and no memory (torch 2.0 to 2.15)."""
-    return torch.Tensor._make_wrapper_subclass(
-        cls, like.shape, like.stride(), dtype=like.dtype, device=like.device, layout=like.layout
-    )
-
-
-# The `__torch_function__` of a subclass whose operations only its `__torch_dispatch__` sees (torch 1.13 to 2.15).
-no_torch_function = torch._C._disabled_torch_function_impl
 
 
 def below_torch_function() -> Any:

@@ -2,7 +2,7 @@
 
 import torch
 
-from torch_testing_ext._spmd.agreement import EARLY, CallPlace, Header, checksum_of, disagreement, in_turns, is_served
+from torch_testing_ext._spmd.agreement import EARLY, CallPlace, Header, checksum_of, disagreement, in_turns
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests
 
 SAME = Header(1, 2, CallPlace.BACKWARD, 0, 4, 0, 77, 5, 0)
@@ -24,20 +24,11 @@ HEADERS = {
     "checksum": ([SAME, SAME._replace(checksum=78)], "parameters of rank 1 differ"),
     "gradients": ([SAME, SAME._replace(about=6)], "gradients of different parameters"),
     "updated": ([SAME, SAME._replace(updated=6)], "different parameters"),
-    "read": (
-        [SAME._replace(place=CallPlace.READ), SAME],
-        "rank 0 is at a read of gradients of call 2 of step 1, rank 1 in backward 1",
+    "update": (
+        [SAME._replace(place=CallPlace.UPDATE), SAME],
+        "rank 0 is at update 1 of call 2 of step 1, rank 1 in backward 1",
     ),
     "outside": ([SAME, SAME._replace(step=-1)], "rank 1 in a backward outside of a step"),
-}
-READ, UPDATE, END = (SAME._replace(place=place) for place in (CallPlace.READ, CallPlace.UPDATE, CallPlace.END))
-SERVED = {
-    "read_and_end": ([READ, END], True),
-    "read_and_update": ([UPDATE, READ], True),
-    "all_read": ([READ, READ], True),
-    "nobody_reads": ([END, END], False),
-    "backward": ([READ, SAME], False),
-    "other_gradients": ([READ, END._replace(about=6)], False),
 }
 VALUES = {
     "float32": torch.randn(70),
@@ -63,11 +54,6 @@ class TestHeaders(TestCase):
         else:
             self.assertRegex(found[0], expected)
             self.assertRegex(found[1], "every rank|all ranks|none|average")
-
-    @parametrize("name", [*SERVED])
-    def test_a_rank_that_reads_is_served(self, name):
-        headers, expected = SERVED[name]
-        self.assertIs(is_served(headers), expected)
 
 
 class TestChecksum(TestCase):

@@ -19,6 +19,7 @@ from torch_testing_ext.distributed._tensor.common_dtensor import DTensorContinuo
 REFUSED: dict[tuple[str, str], str] = {
     ("validating", "fully_shard"): "got mixed torch.Tensor and DTensor",
     ("updating_views_of_weights", "fully_shard"): "share memory",
+    ("reading_states", "fully_shard"): "mixed torch.Tensor and DTensor|each rank has a part",
 }
 # Those that both styles refuse on more than one rank.
 REFUSED_ON_SEVERAL_RANKS = {"updating_in_the_backward": "The parameters of rank 1 differ"}

@@ -443,19 +443,26 @@ def states_that_one_rank_clears(case):
     return lambda: step(model, optimizer, case.batch())
 
 
-@refused("or gradients or states", "average", styles=("fully_shard",), changes=True)
+@refused("or options or states of an optimizer", "every rank", styles=("fully_shard",), changes=True)
 def a_moment_to_which_one_rank_writes(case):
     def step(model, optimizer, batch, writes):
+        if writes:
+            optimizer.state[model[0].weight]["exp_avg"].mul_(2)
         update(model, optimizer, batch)
-        moment = optimizer.state[model[0].weight]["exp_avg"]
-        if moment.norm() > 0 and writes:
-            moment[0, 0] = 0
 
     model = net()
     optimizer, compiled = adam(model), case.step(step)
     for _ in range(2):
         compiled(model, optimizer, case.batch(), False)
     return lambda: compiled(model, optimizer, case.batch(), case.rank == 1)
+
+
+@refused("gradients of different parameters", "every rank", styles=("fully_shard",), changes=True)
+def gradients_that_one_rank_clears_between_calls(case):
+    model, optimizer, step = case.trained()
+    if case.rank:
+        optimizer.zero_grad()
+    return lambda: step(model, optimizer, case.batch())
 
 
 # -- Between calls

@@ -367,7 +367,7 @@ class TestBetweenCalls(DTensorContinuousTestBase):
 
 
 class TestReads(DTensorContinuousTestBase):
-    """A rank alone reads gradients of which each rank has rows: the others give it theirs at their next header."""
+    """A rank alone reads gradients, which are whole in a step."""
 
     world_size = 3
 

@@ -11,7 +11,7 @@ from kit import faults
 from kit.faults import Case, SuiteFaultsTestCase, case_name, load
 
 from torch_testing_ext._spmd import step_engine
-from torch_testing_ext._spmd.buckets import Bucket, RowBucket
+from torch_testing_ext._spmd.buckets import Bucket
 from torch_testing_ext._spmd.layout import Rows
 from torch_testing_ext._spmd.row_updates import _OnRows
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
@@ -48,25 +48,21 @@ def gradients_stay_where_they_are() -> AbstractContextManager[Any]:
     return mock.patch.object(Bucket, "write_back", lambda *args: None)
 
 
-def rows_of_gradients_are_lost() -> AbstractContextManager[Any]:
+def gradients_are_lost() -> AbstractContextManager[Any]:
     """Each rank sends zeros instead of its gradients."""
-    start = RowBucket.start
+    start = Bucket.start
 
-    def start_with_zeros(bucket: RowBucket, *args: Any) -> None:
+    def start_with_zeros(bucket: Bucket, *args: Any) -> None:
         for param in bucket.params:
             if param.grad is not None:
                 param.grad = param.grad * 0
         start(bucket, *args)
 
-    return mock.patch.object(RowBucket, "start", start_with_zeros)
+    return mock.patch.object(Bucket, "start", start_with_zeros)
 
 
-def rows_are_those_of_another_rank() -> AbstractContextManager[Any]:
-    def rows_of(rows: Rows, whole: Any) -> Any:
-        first = (rows.world - 1 - rows.rank) * rows.chunk
-        return whole[first : first + rows.chunk]
-
-    return mock.patch.object(Rows, "of", rows_of)
+def rows_are_those_of_rank_0() -> AbstractContextManager[Any]:
+    return mock.patch.object(Rows, "of", lambda rows, whole: whole[: rows.chunk])
 
 
 def updates_are_lost() -> AbstractContextManager[Any]:
@@ -88,10 +84,10 @@ CASES = [
     in_suite("test_replicate_sgd", nothing_is_broadcast, r"loss of rank \d"),
     in_suite("test_replicate_sgd", optimizer_keeps_the_state_of_its_rank, "net1.weight on rank 1, replicate"),
     in_suite("test_replicate_sgd", gradients_are_summed, "net1.weight on rank ., replicate"),
-    in_suite("test_fully_shard_sgd", rows_of_gradients_are_lost, "net1.weight on rank ., fully_shard"),
+    in_suite("test_fully_shard_sgd", gradients_are_lost, "net1.weight on rank ., fully_shard"),
     in_suite("test_replicate_adam_fused", gradients_stay_where_they_are, "net1.weight on rank ., replicate"),
     in_suite("test_data_parallel_batch_dim_analysis", gradients_are_summed, "net1.weight on rank ., replicate"),
-    in_suite("test_fully_shard_sgd", rows_are_those_of_another_rank, "net1.weight on rank ., fully_shard"),
+    in_suite("test_fully_shard_sgd", rows_are_those_of_rank_0, "net1.weight on rank ., fully_shard"),
     in_suite("test_fully_shard_non_0_batch_dim", updates_are_lost, "net1.weight on rank ., fully_shard"),
 ]
 # The step itself notices these.
