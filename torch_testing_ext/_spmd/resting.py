@@ -147,12 +147,14 @@ class Resting:
                 if is_kept and pair.written == (pair.rest.memory, pair.rest.memory.writes):
                     # What keeps it may have written to it.
                     pair.local.copy_(pair.rows.of(whole))
-                values.append((pair, Gather(pair.rows, pair.local, whole)))
-        gather_rows(self.meeting.group, [gather for _, gather in values])
+                # Before the gather, which holds it for a while.
+                is_free = holders_of_memory(pair.local) == 1
+                values.append((pair, Gather(pair.rows, pair.local, whole), is_free))
+        gather_rows(self.meeting.group, [gather for _, gather, _ in values])
         while values:
-            pair, gather = values.pop()
+            pair, gather, is_free = values.pop()
             pair.plain.data = gather.whole
-            if holders_of_memory(gather.mine) == 1:
+            if is_free:
                 pair.local = None
         for pair in self.pairs.values():
             grad, pair.rest.grad = pair.rest.grad, None
@@ -249,9 +251,9 @@ class Resting:
         if self._mesh is None:
             self._mesh = init_device_mesh(plain.device.type, (self.meeting.world,))
         placements, shape, stride = [Replicate() if pair.rows is None else Shard(0)], plain.shape, plain.stride()
-        return RestingTensor.of(
-            DTensor.from_local(local, self._mesh, placements, run_check=False, shape=shape, stride=stride)
-        )
+        made = DTensor.from_local(local, self._mesh, placements, run_check=False, shape=shape, stride=stride)
+        # Its own local tensor is a view, whose base would count as another holder of the memory.
+        return RestingTensor.of(made, local)
 
 
 def _exchange(found: FoundState, forms: Mapping[int, Any]) -> None:
