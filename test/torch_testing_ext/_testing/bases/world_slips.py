@@ -473,7 +473,7 @@ def unread_by_filled_mask(rank, size):
 
 
 def unread_by_index(rank, size):
-    dist.all_reduce(torch.ones(3)[total(rank).long()])
+    dist.all_reduce(torch.ones(8)[total(rank).long()])
 
 
 def unread_by_known_mask(rank, size):
