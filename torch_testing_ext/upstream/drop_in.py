@@ -25,6 +25,7 @@ from . import defined_names, mapping
 from .handler_variables import for_import as for_import, use_folder as use_folder
 from .missing_members import add_missing_members
 from .originals import after_loading, load_original, loaded, originals_requested, record_original
+from .other_versions import advice as advice
 from .outcomes_of_pytorch import remark_on_failure
 from .rebasing import explain_rebase, rebase_classes
 

@@ -23,7 +23,7 @@ class DropInRunTest(TestCase):
         words = ("--cache", str(directory / "cache"), "--drop-in", *words)
         return run_warm(str(ROOT / "run_test.py"), *words, cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
-    def test_two_files_of_a_checkout(self):
+    def test_files_of_a_checkout(self):
         with tempfile.TemporaryDirectory() as temporary:
             directory = Path(temporary).resolve()
             tests = directory / "checkout/test/distributed"
@@ -31,9 +31,11 @@ class DropInRunTest(TestCase):
             (directory / "checkout/torch").mkdir()  # must not be imported instead of the installed torch
             (tests / "test_ranks.py").write_text(SUBJECT)
             (tests / "test_more.py").write_text(PLAIN)
-            done = self.run_dropped_in(directory, str(tests / "test_ranks.py"), str(tests / "test_more.py"))
+            (tests / "test_newer.py").write_text("from torch.distributed import from_the_future\n")
+            done = self.run_dropped_in(directory, *map(str, sorted(tests.iterdir())))
         said = done.stdout + done.stderr
-        self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 1 failed, 0 skipped", said)
+        self.assertEqual(done.stdout.splitlines()[-1], "2 passed, 2 failed, 0 skipped", said)
+        self.assertIn("lacks what it uses of torch.distributed", said)
         self.assertEqual(done.returncode, 1, said)
         self.assertIn("rank 1 of 2 exited with code 3", said)
         self.assertIn("This is stricter than PyTorch, where the test would have passed", said)

@@ -23,7 +23,7 @@ from torch_testing_ext._testing.helpers import expectations
 from . import fork_parent_messages, unit_spec, worker
 from .file_import import how_to_import
 from .fork_parent import ForkParent
-from .loaded_file import FileSkips, LoadedFile
+from .loaded_file import FileSkips, LoadedFile, is_dropped_in
 
 # The exit code of a child that has queried accelerators while it listed the tests.
 _QUERIED_ACCELERATORS = 3
@@ -81,8 +81,18 @@ def _explain(error: BaseException, path: str) -> str:
     else:
         title = launch.summarize(error)
     text = "".join(traceback.format_exception(type(error), error, tb))
-    parts = (title, how_to_import(error, path), text.rstrip())
+    # At its end, which a screen shows if the whole is too long for it.
+    parts = (title, how_to_import(error, path), text.rstrip(), _of_another_version(error, path))
     return "\n\n".join(part for part in parts if part)
+
+
+def _of_another_version(error: BaseException, path: str) -> str:
+    """Advice if PyTorch's own file is newer or older than the installed torch; or ""."""
+    if not is_dropped_in():
+        return ""
+    from torch_testing_ext.upstream import drop_in
+
+    return drop_in.advice(error, path)
 
 
 def _is_of_tests(filename: str, path: str) -> bool:

@@ -1,0 +1,38 @@
+"""What a user is told if PyTorch's own file needs a name that the installed torch lacks. No processes."""
+
+from __future__ import annotations
+
+from kit.files import FolderCase
+
+from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
+from torch_testing_ext.upstream.other_versions import advice
+
+# What a file executes, and the module of torch that lacks a name; none, if the error is another one.
+SOURCES = {
+    "from torch.distributed import from_the_future": "torch.distributed",
+    "import torch.distributed.from_the_future": "torch.distributed.from_the_future",
+    "import torch; torch.from_the_future": "torch",
+    "import from_the_future": "",
+    "from json import from_the_future": "",
+    "import torch; torch.ones(1).from_the_future": "",
+    "raise ValueError('torch')": "",
+}
+
+
+@instantiate_parametrized_tests
+class OtherVersionsTest(FolderCase):
+    @parametrize("source", list(SOURCES))
+    def test_advice(self, source: str) -> None:
+        path = str(self.write("checkout/test/distributed/test_x.py", source))
+        for version in ("another version of PyTorch", "PyTorch 2.16.0a0"):
+            with self.assertRaises(Exception) as raised:
+                exec(compile(source, path, "exec"), {})
+            text = advice(raised.exception, path)
+            self.assertEqual(bool(text), bool(SOURCES[source]))
+            if text:
+                self.assertRegex(text, rf"^The file is of {version}, and .* of {SOURCES[source]}\.\n")
+            self.write("checkout/version.txt", "2.16.0a0\n")
+
+
+if __name__ == "__main__":
+    run_tests()
