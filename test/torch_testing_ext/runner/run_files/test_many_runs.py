@@ -59,4 +59,5 @@ class ManyRunsTest(unittest.TestCase):
                 took = time.process_time() - began
                 self.assertEqual(code, 0)
                 self.assertIn(must, out.getvalue())
-                self.assertLess(took, 5.0)
+                # Three times as long on a machine whose processors are slow.
+                self.assertLess(took, 15.0)

@@ -200,7 +200,8 @@ class InABrowserTest(unittest.TestCase):
         file = self.open(list(map(one_of_many, range(10_000))), nodes=[NodeOfRun(f"m{n}", (), 4) for n in range(10)])
         self.assertLess(file.stat().st_size, 5_000_000)
         self.assertEqual(self.ask("document.getElementById('shown').textContent"), "10000 tests")
-        self.assertLess(self.browser.seconds_of_main_thread(), 1.0)
+        # Three times as long on a machine whose processors are slow.
+        self.assertLess(self.browser.seconds_of_main_thread(), 3.0)
 
     def test_positions_of_bars(self):
         one = attempt("test_half", seconds=5.0, began=5.0, lease=Lease(("3",)))
