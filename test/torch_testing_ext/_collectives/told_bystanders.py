@@ -79,9 +79,14 @@ def leaders_of_nodes(self):
     dist.all_reduce(torch.ones(4), group=node)  # rank 3
 
 
-@told("rank 1 waits in group", "(new_group, line ", "for rank 2, which waits in group", "for rank 1", size=4)
+@told(
+    "rank 1 waits in group", "(new_group, line ", "for rank 2, which waits in group", "for rank 1", size=4, seconds=900
+)
 def groups_of_which_members_make_more(self):
-    """torch names such a group by its members and the number of those before it, which is another one in rank 1."""
+    """torch names such a group by its members and the number of those before it, which is another one in rank 1.
+
+    The test may take longer than the time-out of its store, which gloo does not heed.
+    """
     for members in ([0, 1], [1, 2]):
         if self.rank in members:
             dist.new_group(members, use_local_synchronization=True)  # rank 1

@@ -73,7 +73,7 @@ class Programs:
         *texts: str,
         size: int = 3,
         levels: tuple[int, ...] = (1, 2),
-        seconds: float = 1000.0,
+        seconds: float = 250.0,
         joins: bool = True,
         shown: tuple[str, ...] = (),
         is_whole: bool = False,

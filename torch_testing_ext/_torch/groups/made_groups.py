@@ -64,11 +64,13 @@ def timeout_of_store(owners: Iterable[Any] | None, timeout: float | None = None)
     """The seconds after which a wait at a store ends; None if this process does not wait at one.
 
     `timeout`: of this wait, if it has one of its own. `owners`: the objects of which it may call a method that stores
-    have; the default store is one, too. None if it does not call any. `_get_default_store`, `Store.timeout`: 2.11 to
-    2.15.
+    have; the default store is one, too. None if it does not call any. A group of gloo waits for its members as long as
+    its own time-out says, and not that of the store. `_get_default_store`, `Store.timeout`: 2.11 to 2.15.
     """
     if not groups_in_creation and owners is None:
         return None
+    if owners is None and all(creation.backend == "gloo" for creation in groups_in_creation):
+        return min(creation.timeout for creation in groups_in_creation)
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d

@@ -159,7 +159,8 @@ def _note_list(arguments: dict[str, Any]) -> None:
 def _noted_as_in_creation(arguments: dict[str, Any], began: int) -> AbstractContextManager[None]:
     """A rank that is no member has no number there, and does not wait for the others."""
     is_member = arguments.get("group_rank") is not None
-    return _in_creation(_described(arguments, "", began)) if is_member else nullcontext()
+    backend = str(arguments.get("backend", ""))
+    return _in_creation(_described(arguments, backend, began)) if is_member else nullcontext()
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from torch_testing_ext._torch.groups import made_groups
 from torch_testing_ext._torch.groups.made_groups import MadeGroup
 
 
-def group(name="0", timeout=30.0):
-    return MadeGroup(name, "default_pg", (0, 1), 0, "29500", 5, "gloo", timeout)
+def group(name="0", timeout=30.0, backend=""):
+    return MadeGroup(name, "default_pg", (0, 1), 0, "29500", 5, backend, timeout)
 
 
 def test_fields():
@@ -56,6 +56,19 @@ def test_timeouts_of_stores():
     made_groups.groups_in_creation.append(group(timeout=2.0))
     assert made_groups.timeout_of_store(None) == 2
     assert made_groups.timeout_of_store([other], 3.0) == 2
+
+
+@in_own_process
+def test_timeout_of_a_group_of_gloo_that_is_being_made():
+    """Longer than that of its store, which gloo does not heed; a wait that the program asks for still counts."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    store.set_timeout(timedelta(seconds=90))
+    made_groups.groups_in_creation.append(group(timeout=1800.0, backend="gloo"))
+    assert made_groups.timeout_of_store(None) == 1800
+    assert made_groups.timeout_of_store([store]) == 90
+    made_groups.groups_in_creation.append(group(timeout=1800.0, backend="cpu:gloo,cuda:nccl"))
+    assert made_groups.timeout_of_store(None) == 90
 
 
 @in_own_process
