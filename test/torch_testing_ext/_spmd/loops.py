@@ -393,6 +393,38 @@ def lbfgs(model, optimizer, batch):
     return optimizer.step(closure).detach()
 
 
+def backward_of_each_loss(model, optimizer, batch):
+    """DDP can run one backward after a forward: it adds the losses."""
+    optimizer.zero_grad()
+    outputs = model(batch[0])
+    losses = [(outputs - batch[1]).pow(2).mean(), outputs.abs().mean(), 0.1 * outputs.exp().mean()]
+    for loss in [sum(losses)] if isinstance(model, DistributedDataParallel) else losses:
+        loss.backward(retain_graph=True)
+    optimizer.step()
+    return [loss.item() for loss in losses], [param.grad.clone() for param in model.parameters()]
+
+
+def projecting(model, optimizer, batch, averages=True):
+    """Gradients of two losses, of which one gives way to the other, are computed and assigned by the program."""
+    params, outputs = [*model.parameters()], inner(model)(batch[0])
+    flat = []
+    for loss in ((outputs - batch[1]).pow(2).mean(), outputs.mean()):
+        grads = torch.autograd.grad(loss, params, retain_graph=True)
+        flat.append(nn.utils.parameters_to_vector(grads))
+        if averages:
+            dist.all_reduce(flat[-1])
+    dot = flat[0] @ flat[1]
+    total = flat[0] - dot.clamp(max=0) / flat[1].pow(2).sum() * flat[1]
+    for param, grad in zip(params, total.split([param.numel() for param in params]), strict=True):
+        param.grad = grad.view_as(param)
+    optimizer.step()
+    return dot
+
+
+def projecting_what_a_rank_has(model, optimizer, batch):
+    return projecting(model, optimizer, batch, averages=False)
+
+
 # -- Reads of parameters and writes to them
 
 
@@ -507,6 +539,9 @@ for each in (
 simple(reading_states, nesterov)
 simple(returning_gradients, nesterov)
 simple(gathering_outputs, sgd)
+simple(backward_of_each_loss, nesterov)
+simple(projecting, nesterov)
+simple(projecting_what_a_rank_has, sgd)
 simple(lbfgs, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3))
 
 
@@ -1089,6 +1124,32 @@ def resuming(parallel):
     return results, state(model), parts[2].get_last_lr()
 
 
+@loop
+def returning_to_the_best(parallel):
+    """The step itself keeps the state of model and optimizer, and loads it when the loss has grown."""
+    model = parallel.model(net())
+    optimizer, best = torch.optim.AdamW(model.parameters(), lr=0.3), [math.inf]
+
+    @parallel.step
+    def step(batch):
+        optimizer.zero_grad()
+        loss = error(model, batch)
+        loss.backward()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        if mean < best[0]:
+            best[:] = mean.item(), *(copy.deepcopy(each.state_dict()) for each in (inner(model), optimizer))
+        elif mean > 1.05 * best[0]:
+            inner(model).load_state_dict(best[1])
+            optimizer.load_state_dict(best[2])
+            optimizer.param_groups[0]["lr"] *= 0.5
+        else:
+            optimizer.step()
+        return mean, optimizer.param_groups[0]["lr"]
+
+    return [step(parallel.batch(call)) for call in range(8)], state(model)
+
+
 # -- Teachers
 
 
@@ -1233,6 +1294,34 @@ def validating_by_a_step(parallel):
     return results, state(model)
 
 
+@loop
+def validating_averages(parallel):
+    """An evaluation puts averaged weights into the model by `.data`, and takes them out again."""
+    model = parallel.model(net())
+    optimizer, averages = adam(model), {}
+
+    @parallel.step
+    def train(batch):
+        loss = update(model, optimizer, batch)
+        for name, param in inner(model).named_parameters():
+            averages[name] = 0.8 * averages.get(name, param.detach()) + 0.2 * param.detach()
+        return loss
+
+    @parallel.step
+    def evaluate(batch):
+        trained = {name: param.data for name, param in inner(model).named_parameters()}
+        for name, param in inner(model).named_parameters():
+            param.data = averages[name]
+        with torch.no_grad():
+            loss = error(model, batch)
+        for name, param in inner(model).named_parameters():
+            param.data = trained[name]
+        return loss
+
+    results = [(train(parallel.batch(call)), evaluate(parallel.batch(60 + call))) for call in range(CALLS)]
+    return results, state(model), [*averages.values()]
+
+
 def validating(model, optimizer, batch, call):
     with torch.no_grad():
         return error(model, batch)
@@ -1271,6 +1360,12 @@ def writing_between_calls(model, optimizer, batch, call):
 
 def freezing_between_calls(model, optimizer, batch, call):
     inner(model)[0].requires_grad_(call % 2 == 1)
+
+
+def unfreezing(model, optimizer, batch, call):
+    """The optimizer gets another layer between calls."""
+    if call == 1:
+        optimizer.add_param_group({"params": [*inner(model)[0].parameters()], "lr": 0.02})
 
 
 @loop
@@ -1330,3 +1425,4 @@ for each in (
     changing_the_rate,
 ):
     simple(update, between=each)
+simple(update, lambda model: torch.optim.Adagrad(inner(model)[2].parameters(), lr=0.1), between=unfreezing)

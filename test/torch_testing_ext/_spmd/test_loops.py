@@ -22,7 +22,10 @@ REFUSED: dict[tuple[str, str], str] = {
     ("reading_states", "fully_shard"): "mixed torch.Tensor and DTensor|each rank has a part",
 }
 # Those that both styles refuse on more than one rank.
-REFUSED_ON_SEVERAL_RANKS = {"updating_in_the_backward": "The parameters of rank 1 differ"}
+REFUSED_ON_SEVERAL_RANKS = {
+    "updating_in_the_backward": "The parameters of rank 1 differ",
+    "projecting_what_a_rank_has": "The parameters of rank 1 differ",
+}
 # Fake accelerators have no sparse tensors.
 NOT_ON_FAKE_ACCELERATORS = frozenset({"sparse", "sparse_with_momentum"})
 
