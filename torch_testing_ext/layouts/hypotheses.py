@@ -118,6 +118,8 @@ class Hypotheses:
             return [Reason("zero", self.differing(right), f"is zero{who}: nothing reaches it")]
         found = [] if any(right.values()) else self._scaled(held, want, scale)
         found += self._unreduced(held, want, scale)
+        # A vague reason says nothing beside one that explains the values.
+        found = [reason for reason in found if not reason.is_vague] or found
         found = found or list(itertools.islice(self._moved(whole, held, want, wrong, same), 1))
         if found:
             return found
@@ -358,10 +360,12 @@ class Hypotheses:
         text = f"is what it was at the start on ranks {listed(ranks)}: what was saved is not loaded there"
         return [Reason("not_loaded", self.differing(not_loaded), text)] if ranks else []
 
-    def of_update(self, before: torch.Tensor, after: torch.Tensor, held: Held, is_loaded: bool = False) -> list[Reason]:
+    def of_update(
+        self, before: torch.Tensor, after: torch.Tensor, held: Held, is_resumed: bool = False
+    ) -> list[Reason]:
         """A step has added a multiple of what it should add, or besides a multiple of the parameter itself.
 
-        `is_loaded`: the multiple may be of a scheduler's steps, and says nothing about axes.
+        `is_resumed`: the multiple may be of a scheduler's steps, and says nothing about axes.
         """
         changes, rests = {}, {}
         for rank, (local, part) in held.items():
@@ -384,7 +388,7 @@ class Hypotheses:
             why = f"ranks along {axis} step otherwise, or do not send what they step"
         else:
             one, why = next(iter(factors.values())), "the learning rate, or what scales it"
-            known = () if is_loaded else self._known_factors()
+            known = () if is_resumed else self._known_factors()
             sizes = list(dict.fromkeys(each.axis for n, each in known if each.axis and abs(one - n) < 1e-5 * n))
             axis = sizes[0] if len(sizes) == 1 else ""
             why += f", such as the size of {' or '.join(sizes)}" if sizes else ""

@@ -116,7 +116,7 @@ class LayoutsInRunnersTest(PytestCase):
         self.assertEqual({name: test["outcome"] for name, test in tests.items()}, OUTCOMES)
         failure = tests["test_it[ep=2]"]["attempts"][0]["failure"]
         self.assertEqual(failure["title"], "ep=2 does not train as single: the gradient of bias, step 0")
-        self.assertIn("the sum over ep is the reference: a reduction over ep is missing", failure["values"])
+        self.assertEqual(failure["values"], ["the sum over ep is the reference: a reduction over ep is missing"])
         self.assertEqual([row["ranks"] for row in failure["rows"]], [[0], [1]])
         told = json.loads(shown)
         self.assertEqual((told["test"], told["kind"]), ("test_it.py::test_it[ep=2]", "failed"), shown)

@@ -49,7 +49,7 @@ ONE_AXIS = (
     ("root", whole_of(2**0.5 * WHOLE, 2**0.5 * WHOLE), [("sqrt", "tp")]),
     ("sign", whole_of(-WHOLE, -WHOLE), [("sign", "")]),
     ("scaled", whole_of(1.7 * WHOLE, 1.7 * WHOLE), [("scaled", "")]),
-    ("shares", whole_of(0.3 * WHOLE, 0.7 * WHOLE), [("factors", ""), ("missing_sum", "tp")]),
+    ("shares", whole_of(0.3 * WHOLE, 0.7 * WHOLE), [("missing_sum", "tp")]),
     ("parts of a sum", whole_of(WHOLE.cos(), WHOLE - WHOLE.cos()), [("missing_sum", "tp")]),
     ("parts of a mean", whole_of(WHOLE + WHOLE.cos(), WHOLE - WHOLE.cos()), [("missing_mean", "tp")]),
     ("parts of a multiple", whole_of(WHOLE.cos(), 3 * WHOLE - WHOLE.cos()), [("missing_scaled", "tp")]),
@@ -161,7 +161,8 @@ class HypothesesTest(TestCase):
         thrice = whole_of(*[WHOLE + 0.3 * WHOLE.cos()] * 6)
         self.assertEqual([reason.axis for reason in hypotheses(dp=3, tp=2).of_update(WHOLE, after, thrice)], ["dp"])
         # After loading it may as well be the step of a scheduler.
-        self.assertEqual(hypotheses(dp=3, tp=2).of_update(WHOLE, after, thrice, True)[0].axis, "")
+        resumed = hypotheses(dp=3, tp=2).of_update(WHOLE, after, thrice, is_resumed=True)
+        self.assertEqual(resumed[0].axis, "")
         # Each rank's value of one element is a multiple.
         one, two = torch.ones(1), 2 * torch.ones(1)
         self.assertEqual(hypotheses(tp=2).of_update(one, two, whole_of(1.7 * one, 1.9 * one)), [])
