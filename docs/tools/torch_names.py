@@ -54,7 +54,7 @@ FRAMES_OF_OTHERS: Mapping[str, Sequence[str]] = {
     "asyncio and multiprocessing": ("_collectives/blocked/event_loops.py",),
     "this package": ("_testing/bases/threaded_group.py", "launch/rank_debugger.py"),
 }
-# Files that are about private names: those of pytest, and those of the modules of PyTorch's own test kit.
+# Files that are about private names: those of pytest, and those of the modules in which PyTorch has bases of tests.
 EXEMPT = ("_pytest_ranks/pytest_internals/", "upstream/mapping.py")
 _OF_FRAMES = frozenset(("co_name", "co_filename", "co_qualname"))
 # The functions that set, or replace, an attribute of their first argument.

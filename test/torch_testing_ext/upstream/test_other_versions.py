@@ -1,8 +1,12 @@
-"""What a user is told if PyTorch's own file needs a name that the installed torch lacks. No processes."""
+"""What a user is told if PyTorch's own file needs a name that the installed torch lacks."""
 
 from __future__ import annotations
 
+import textwrap
+
 from kit.files import FolderCase
+from kit.processes import clean_environ
+from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.upstream.other_versions import advice
@@ -32,6 +36,24 @@ class OtherVersionsTest(FolderCase):
             if text:
                 self.assertRegex(text, rf"^The file is of {version}, and .* of {SOURCES[source]}\.\n")
             self.write("checkout/version.txt", "2.16.0a0\n")
+
+    @parametrize("source", ["graph_utils import dump_graphs_to_files", "api import COMPILED_OBJECT_KEY"])
+    def test_what_a_removed_package_had(self, source: str) -> None:
+        """No torch that is supported has it, and no newer file asks for it: the usual advice would lead nowhere."""
+        program = f"""
+            from torch_testing_ext.upstream import drop_in
+
+            drop_in.install()
+            try:
+                from torch.distributed._spmd.{source}
+            except ImportError as error:
+                print(drop_in.advice(error, "test_x.py"))
+        """
+        path = self.write("removed.py", textwrap.dedent(program))
+        done = run_warm(str(path), cwd=self.root, env=clean_environ())
+        have = "torch.distributed._spmd.api and torch.distributed._spmd.parallel_mode"
+        self.assertRegex(done.stdout, rf"^PyTorch 2.5 removed torch.distributed._spmd. This package has {have} ")
+        self.assertNotIn("git checkout", done.stdout)
 
 
 if __name__ == "__main__":

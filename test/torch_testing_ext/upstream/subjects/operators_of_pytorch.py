@@ -29,7 +29,7 @@ class TestOfADevice(TestCase):
         self.assertEqual((device, op.full_name), ("cpu", "neg"))
 
 
-instantiate_device_type_tests(TestDTensorOps, globals(), only_for=("cpu",))
+instantiate_device_type_tests(TestDTensorOps, globals(), only_for="cpu")
 # As an extension says it of its device: two operators, of which one fails.
 base = TestDTensorOpsCPU.__mro__[1]  # noqa: F821
 expected = DecorateInfo(unittest.expectedFailure, "TestOfADevice", "test_name")
