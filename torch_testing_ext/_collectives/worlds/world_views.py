@@ -1,11 +1,11 @@
-"""Whole worlds as data for pictures: what ranks without communication have issued."""
+"""Whole worlds as data for reports: what ranks without communication have issued."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch_testing_ext._process.words import count
+from torch_testing_ext._process.words import count, size_in_words
 
 
 class WorldCall(NamedTuple):
@@ -37,6 +37,15 @@ class WorldView:
     longest_chain: int
     # The lines whose assertions compare values that were not communicated.
     not_judged: tuple[str, ...] = ()
+
+    @property
+    def in_words(self) -> str:
+        """Its size, what is alike, and how much was sent."""
+        calls = sum(len(alike.ranks) * alike.count for alike in self.classes)
+        classes = f"{len(self.classes)} {'class' if len(self.classes) == 1 else 'classes'}"
+        sent = size_in_words(sum(map(sum, self.traffic)))
+        words = f"whole world of {count(self.size, 'rank')} in {classes}: {count(calls, 'call')}, {sent} sent"
+        return f"{words}, longest chain {self.longest_chain}"
 
     def block_of(self, number: int) -> range:
         """The ranks of a row or column."""

@@ -155,7 +155,7 @@ def _rerun(tag: str, attempt: Attempt) -> Element:
 def _outputs(attempt: Attempt) -> Elements:
     ran_on = wording.node_of(attempt.lease)
     parts = [f"ran on {ran_on}"] if ran_on else []
-    parts += [wording.world_in_words(view) for view in attempt.end.worlds]
+    parts += [view.in_words for view in attempt.end.worlds]
     parts += [f"{heading}:\n{words}" for heading, words in wording.logs(attempt)]
     parts += wording.leftovers(attempt)
     if parts:

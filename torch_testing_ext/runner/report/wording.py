@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from torch_testing_ext._collectives.worlds.world_views import WorldView
 from torch_testing_ext._process.logs import cut_middle, without_colours
 from torch_testing_ext._process.words import count, size_in_words
 from torch_testing_ext._tests.outcomes import TestOutcome
@@ -222,25 +221,3 @@ def header_facts(header: RunHeader) -> list[tuple[str, str]]:
         *header.facts.items(),
     ]
     return [(name, value) for name, value in facts if value]
-
-
-def without_others(attempt: Attempt) -> str:
-    """Say that a test ran in a whole world, whose ranks do not communicate; empty if it did not."""
-    if not attempt.end.worlds:
-        return ""
-    return f"ran only as a world of {max(view.size for view in attempt.end.worlds)} ranks that do not communicate"
-
-
-def not_judged(attempt: Attempt) -> str:
-    """The calls of a test that the rules of whole worlds could not judge; empty if there are none."""
-    parts = [part for view in attempt.end.worlds for part in view.not_judged]
-    return f"not judged: {parts[0]}" if parts else ""
-
-
-def world_in_words(view: WorldView) -> str:
-    """The whole world that a test has run in: its size, what is alike, and how much was sent."""
-    calls = sum(len(alike.ranks) * alike.count for alike in view.classes)
-    classes = f"{len(view.classes)} {'class' if len(view.classes) == 1 else 'classes'}"
-    sent = size_in_words(sum(map(sum, view.traffic)))
-    words = f"whole world of {count(view.size, 'rank')} in {classes}: {count(calls, 'call')}, {sent} sent"
-    return f"{words}, longest chain {view.longest_chain}"

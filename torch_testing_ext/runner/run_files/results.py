@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.events import Collected, RunBegan, Stopping
 from torch_testing_ext.runner.model import Attempt, FinishedTest, OmittedTest, Policy, Test, TestId
-from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.report.journal_reader import RecordedRun
 
 from .run_file import BadResults, RunFacts
@@ -118,7 +117,8 @@ def _result(finished: FinishedTest, policy: Policy, fake: bool) -> TestResult:
 def _made_up(test: Test, attempt: Attempt, fake: bool) -> str:
     if fake and test.devices:
         return "ran only on fake devices"
-    return wording.without_others(attempt)
+    worlds = [view.size for view in attempt.end.worlds]
+    return f"ran only as a world of {max(worlds)} ranks that do not communicate" if worlds else ""
 
 
 NOT_RUN_BY_PYTEST = "[NOTRUN]"
@@ -127,7 +127,8 @@ NOT_RUN_BY_PYTEST = "[NOTRUN]"
 def _not_judged(attempt: Attempt) -> str:
     if NOT_RUN_BY_PYTEST in attempt.message:
         return "xfail(run=False)"
-    return wording.not_judged(attempt)
+    lines = [line for view in attempt.end.worlds for line in view.not_judged]
+    return f"not judged: {lines[0]}" if lines else ""
 
 
 def passed_in(runs: Iterable[RunResults]) -> frozenset[TestId]:

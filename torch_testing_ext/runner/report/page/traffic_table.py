@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from torch_testing_ext._collectives.worlds.world_views import WorldView
-from torch_testing_ext.runner.report import wording
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 
 def render_world(view: WorldView) -> Elements:
     """The facts about a world, the lines that were not judged, and the matrix of its traffic."""
-    yield xml_element("p", wording.world_in_words(view), class_="facts")
+    yield xml_element("p", view.in_words, class_="facts")
     if view.not_judged:
         lines = [xml_element("li", line) for line in view.not_judged]
         words = "not judged, since values were not communicated:"
