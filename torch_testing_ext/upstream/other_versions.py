@@ -34,6 +34,6 @@ def _in_removed_package(module: str) -> str:
     version = "{}.{}".format(*removed[package])
     have = " and ".join(name for name in removed if name != package)
     return (
-        f"PyTorch {version} removed {package}. This package has {have} in its place, "
-        "without what the file uses, so the file can't run here."
+        f"PyTorch {version} removed {package}, so the file can't run here as it is.\n"
+        f"This package has {have} in its place, without what the file uses."
     )
