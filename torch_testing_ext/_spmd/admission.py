@@ -23,8 +23,13 @@ _WRAPPERS = {
 Named = tuple[str, torch.Tensor]
 
 
-def admit_modules(roots: Iterable[nn.Module]) -> None:
-    """Refuse modules that are data parallel already."""
+def admit_modules(roots: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    """Refuse a step without a model, and modules that are data parallel already."""
+    if not roots and not optimizers:
+        raise SPMDError(
+            "The compiler finds no model and no optimizer of the step: each rank would train alone.",
+            remedy="Pass the model to the step as an argument.",
+        )
     for module in itertools.chain.from_iterable(root.modules() for root in roots):
         for base in type(module).__mro__:
             if base.__name__ in _WRAPPERS and base.__module__.startswith("torch."):

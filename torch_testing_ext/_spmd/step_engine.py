@@ -89,7 +89,7 @@ class StepEngine:
 
     def _enter(self, step: Any, history: StepHistory, found: FoundState) -> None:
         """Find the state of a call, meet the other ranks, and give it its values."""
-        admission.admit_modules(found.modules)
+        admission.admit_modules(found.modules, found.optimizers)
         params, buffers = named_state(found)
         for name, param in params:
             if isinstance(param, DTensor):

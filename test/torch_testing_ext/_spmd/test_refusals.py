@@ -125,6 +125,15 @@ def sharded_by_columns(case):
     return first_call(case, model)
 
 
+@refused("no model and no optimizer of the step", "Pass the model")
+def model_that_is_too_deep(case):
+    model = net()
+    optimizer = adam(model)
+    many = [(model, optimizer), *range(256)]
+    case.trainings.append((model, optimizer))
+    return lambda: case.step(lambda batch: update(*many[0], batch))(case.batch())
+
+
 @refused("share memory", "Tie weights by the same Parameter", styles=("fully_shard",))
 def sharing_memory(case):
     model = net(6, 3, 6, 3)
