@@ -218,6 +218,8 @@ class Comparison:
             reasons = (self.hypotheses.of_earlier(whole, before, held) if before is not None else []) or reasons
         if kind in ("start", "param", "grad", "state") and (not reasons or reasons[0].kind == "unlike"):
             reasons = self.hypotheses.of_others(name, wholes, held) or reasons
+            if not reasons and not self.controls:
+                reasons = self.hypotheses.of_pieces(wholes, held)
         if kind == "grad" and (not reasons or reasons[0].is_vague):
             reasons = self._of_copies(step, name, whole, held) or reasons
         return reasons

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from torch_testing_ext.layouts.alignment import Alignment
-from torch_testing_ext.layouts.hypotheses import Reason, factor_of, is_close, subsets
+from torch_testing_ext.layouts.hypotheses import Hypotheses, Reason, factor_of, is_close, subsets
 from torch_testing_ext.layouts.layout_findings import LayoutFinding
-from torch_testing_ext.layouts.tensor_parts import Held, as_real, differences, largest
+from torch_testing_ext.layouts.tensor_parts import Held, Part, as_real, differences, largest
 from torch_testing_ext.layouts.training_looks import (
     OUTPUT,
     OUTPUT_GRADIENT,
@@ -18,6 +19,7 @@ from torch_testing_ext.layouts.training_looks import (
     LayoutRun,
     ProbedCall,
     Setup,
+    TensorLook,
 )
 
 _MOST_SPANS = 8
@@ -30,6 +32,9 @@ _OPERATIONS: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor]], ...]
     ("the smallest", "minimum", lambda each: each.amin(0)),
     ("the product", "product", lambda each: each.prod(0)),
 )
+# Kinds that say where values are wrong, and not by how much.
+_MOVED = ("ends", "unlike", "other_part", "rows", "columns", "shifted", "reversed", "not_finite")
+_FEWEST_POSITIONS = 3
 _AGREES, _SHARES, _DIFFERS, _UNKNOWN = "agrees", "shares", "differs", "unknown"
 
 
@@ -66,7 +71,8 @@ def weights_of_samples(
     held = {name: Held() for name in wholes} | aligned.of_kind(0, "grad")[1]
     have = _combination(basis, flat(lambda name: _assembled(held[name], wholes[name])))
     if have is not None:
-        return [_reason_of_counts(counted, (have / wanted).tolist(), chunks, aligned.run.axes)]
+        places = _places_of_samples(reference, aligned.run)
+        return [_reason_of_counts(counted, (have / wanted).tolist(), chunks, aligned.run.axes, places)]
     if only:
         return []
     alone_of = [
@@ -180,7 +186,41 @@ def _assembled(held: Held, like: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: int, axes: Mapping[str, int]) -> Reason:
+def _places_of_samples(reference: LayoutRun, run: LayoutRun) -> dict[str, dict[int, int]]:
+    """By axis, and by microbatch, the place of each sample of the first batch, for axes that cut samples."""
+    rows, found = rows_of_ranks(reference, run, 0), dict[str, dict[int, int]]()
+    for axis in run.axes:
+        places = {(row, run.places[rank].get(axis, 0)) for rank, of_rank in rows.items() for row in of_rank}
+        if len(places) == len(dict(places)):
+            found[axis] = dict(places)
+    many = run.microbatches
+    if many > 1 and all(len(of_rank) % many == 0 for of_rank in rows.values()):
+        each = {row: at * many // len(of_rank) for of_rank in rows.values() for at, row in enumerate(of_rank)}
+        found["microbatches"] = each
+    return found
+
+
+def _axis_of_counts(counted: Sequence[int], counts: Sequence[float], places: Mapping[str, Mapping[int, int]]) -> str:
+    """The only axis by whose places samples count more or less, if several samples have each place."""
+    fitting = []
+    for axis, of_sample in places.items():
+        if not all(sample in of_sample for sample in counted):
+            continue
+        by_place: dict[int, list[float]] = {}
+        for sample, count in zip(counted, counts, strict=True):
+            by_place.setdefault(of_sample[sample], []).append(count)
+        if all(len(own) > 1 and max(own) - min(own) < 1e-6 for own in by_place.values()):
+            fitting.append(axis)
+    return fitting[0] if len(fitting) == 1 else ""
+
+
+def _reason_of_counts(
+    counted: Sequence[int],
+    counts: Sequence[float],
+    chunks: int,
+    axes: Mapping[str, int],
+    places: Mapping[str, Mapping[int, int]],
+) -> Reason:
     spans: list[tuple[int, int, float, int]] = []
     for part, value in sorted(zip(counted, counts, strict=True), key=lambda pair: (pair[0] % chunks, pair[0])):
         sample, chunk = divmod(part, chunks)
@@ -200,7 +240,10 @@ def _reason_of_counts(counted: Sequence[int], counts: Sequence[float], chunks: i
     if again:
         why = f"those that count {max(counts):.4g} are summed over {' and '.join(again)} once too often"
     text = f"samples count in it, for 1 in the reference: {', '.join(said)} ({why})"
-    return Reason("weighted" if len(spans) > 1 else "scaled", " ".join(again), text)
+    axis = " ".join(again) or (_axis_of_counts(counted, counts, places) if chunks == 1 < len(spans) else "")
+    if axis and not again:
+        text += f"; it depends on the {'microbatch' if axis == 'microbatches' else f'place along {axis}'} alone"
+    return Reason("weighted" if len(spans) > 1 else "scaled", axis, text)
 
 
 def _are_one_or(size: int, counts: Sequence[float]) -> bool:
@@ -217,6 +260,7 @@ class ModuleSearch:
         self._aligned = aligned
         self.reference, self.run, self.setup, self.step = reference, run, setup, step
         self._rows = rows_of_ranks(reference, run, step)
+        self._hypotheses = Hypotheses(run.axes, run.places, run.microbatches)
         self._data_ranks = math.prod(size for axis, size in run.axes.items() if axis in setup.data)
 
     def add_to(self, finding: LayoutFinding, wrong: set[str]) -> None:
@@ -245,6 +289,26 @@ class ModuleSearch:
             after = "how gradients of parameters are computed from these, reduced, scaled or kept"
             finding.notes.append(f"so it is what comes after: {after}")
 
+    def add_place_of_reduction(self, finding: LayoutFinding) -> None:
+        """Say between which modules gradients become shares of ranks, which nothing sums on the way to a parameter."""
+        module, whole, shares = finding.name.rpartition(".")[0], "", ""
+        for name in self._names(OUTPUT_GRADIENT):
+            verdict = self._verdict(OUTPUT_GRADIENT, name)
+            if verdict == _AGREES:
+                whole, shares = name, ""
+            elif verdict == _SHARES:
+                shares = shares or name
+            elif verdict == _DIFFERS:
+                return
+            if name == module:
+                break
+        else:
+            return
+        if shares and whole:
+            from_there = f"going back, the gradient of the output of {shares} has only a share on each rank"
+            note = f"{from_there}, and that of {whole} agrees: the reduction is missing in between"
+            finding.notes.append(note)
+
     def _tell(self, finding: LayoutFinding, kind: str, direction: str, what: str, name: str, last: str) -> None:
         after = f"; after that of {last}, which agrees" if last else ""
         finding.notes.append(f"first wrong in {direction}: {what} of {name or 'the model'}{after}")
@@ -252,6 +316,8 @@ class ModuleSearch:
             if not finding.is_explained:
                 finding.reasons += self._counts_in_loss(name)
             finding.notes.append("so it is the loss, or what it is given beside the model's output, such as labels")
+        if not finding.is_explained:
+            finding.reasons += self._reasons(kind, f"{what} of {name or 'the model'}", name)
         calls = [call.text for call in self._calls(0, kind, last, name)]
         finding.notes.append(f"  rank 0 calls in between: {', '.join(calls[-3:]) or 'none'}")
         for rank in self.run.ranks:
@@ -259,6 +325,50 @@ class ModuleSearch:
             site = next((call.site for call in reversed(called) if call.site is not None), None)
             if site is not None:
                 finding.sites[rank] = site
+
+    def _reasons(self, kind: str, title: str, name: str) -> list[Reason]:
+        """The first hypothesis that fits the activation which is wrong."""
+        whole, looks = self.reference.of_reference((self.step, kind, name)), self.run.looks[self.step, kind, name]
+        held = None if whole is None else self._held(whole, looks)
+        if whole is None or held is None:
+            return []
+        for factor in dict.fromkeys((1, self._data_ranks) if kind == OUTPUT_GRADIENT else (1,)):
+            found = self._at_ends(factor * whole, held) or self._hypotheses.of_tensor(factor * whole, held)
+            if whole.dim() > 2 and all(reason.is_vague for reason in found):
+                found = [
+                    each
+                    for each in self._hypotheses.of_tensor(*_by_tokens(factor * whole, held))
+                    if each.kind == "rows"
+                ] or found
+            # How much a rank's loss counts beside that of the reference is not known.
+            for reason in (each for each in found if factor == self._data_ranks == 1 or each.kind in _MOVED):
+                colon = "" if reason.text.startswith(("is ", "has ", "begins ", "differs ")) else ":"
+                return [replace(reason, text=f"{title}{colon} {reason.text}")]
+        return []
+
+    def _at_ends(self, whole: torch.Tensor, held: Held) -> list[Reason]:
+        """Say which positions are wrong, if they are only those at the ends of what ranks have."""
+        positions: dict[int, list[int]] = {}
+        said, wrong = list[str](), set[int]()
+        for rank, (local, part) in held.items():
+            rows = part.index[1] if len(part.index) > 1 else None
+            if rows is None or len(rows) < _FEWEST_POSITIONS:
+                return []
+            positions[rank] = rows.tolist()
+            off = differences(local, part.of(whole)) > 1e-7 * largest(whole)
+            right = (~off.movedim(1, 0).flatten(1).any(1)).nonzero()[:, 0].tolist()
+            if not right or len(right) != 1 + right[-1] - right[0]:
+                return []
+            own = positions[rank][: right[0]] + positions[rank][right[-1] + 1 :]
+            said += [f"{', '.join(map(str, own))} (rank {rank})"] if own else []
+            wrong |= {*own}
+        axis = self._hypotheses.differing({rank: tuple(rows) for rank, rows in positions.items()})
+        if not wrong or not axis:
+            return []
+        where = f"the ends of what ranks along {' and '.join(axis.split())} have"
+        if wrong <= {0, whole.shape[1] - 1}:
+            where += ", where no rank is beside"
+        return [Reason("ends", axis, f"differs only at positions {' and '.join(said)}: {where}")]
 
     def _names(self, kind: str) -> list[str]:
         order = self.reference.ranks[0].order
@@ -283,16 +393,12 @@ class ModuleSearch:
         looks = self.run.looks[self.step, kind, name]
         if whole is None or self._aligned.is_renamed(name):
             return _UNKNOWN
-        want, beside = {}, {}
-        for rank, look in looks.items():
-            if look.local is None:
-                return _UNKNOWN
-            beside[rank] = self._of_samples(whole, rank, look.local)
-            part = self._of_features(beside[rank], rank, look.local)
-            if part is None:
-                return _UNKNOWN
-            want[rank] = part
-        have = {rank: look.local for rank, look in looks.items() if look.local is not None}
+        held = self._held(whole, looks)
+        if held is None:
+            return _UNKNOWN
+        want = {rank: part.of(whole) for rank, (_, part) in held.items()}
+        beside = {rank: self._of_samples(whole, rank, local).of(whole) for rank, (local, _) in held.items()}
+        have = {rank: local for rank, (local, _) in held.items()}
         scale = largest(whole) or 1.0
         for factor in {1, self._data_ranks} if kind == OUTPUT_GRADIENT else {1}:
 
@@ -314,26 +420,50 @@ class ModuleSearch:
                     return _SHARES
         return _DIFFERS
 
-    def _of_samples(self, whole: torch.Tensor, rank: int, local: torch.Tensor) -> torch.Tensor:
-        """The activation at the samples and positions that a rank has."""
-        part, places = whole, self.run.places[rank]
+    def _held(self, whole: torch.Tensor, looks: Mapping[int, TensorLook]) -> Held | None:
+        """The parts that ranks have, by samples, positions, and the axes that explain a smaller dimension."""
+        held: Held = {}
+        for rank, look in looks.items():
+            if look.local is None:
+                return None
+            part = self._of_features(self._of_samples(whole, rank, look.local), whole, rank, look.local)
+            if part is None:
+                return None
+            held[rank] = look.local, part
+        return held
+
+    def _of_samples(self, whole: torch.Tensor, rank: int, local: torch.Tensor) -> Part:
+        """The samples and positions of an activation that a rank has."""
+        index: list[torch.Tensor | None] = [None] * whole.dim()
         rows = self._rows.get(rank) or next(self._rows_beside(rank), None)
-        if rows and part.dim() and local.dim() and local.shape[0] == len(rows) <= part.shape[0]:
-            part = part[rows]
+        if rows and whole.dim() and local.dim() and local.shape[0] == len(rows) <= whole.shape[0]:
+            index[0] = torch.tensor(rows)
         for dim, axes in enumerate((self.setup.data, self.setup.sequence)):
             for axis in (each for each in self.run.axes if each in axes):
-                if dim < min(part.dim(), local.dim()) and part.shape[dim] > local.shape[dim]:
-                    part = part.chunk(self.run.axes[axis], dim)[places[axis]]
-        return part
+                if dim < min(whole.dim(), local.dim()):
+                    self._cut(index, whole, dim, axis, rank, local.shape[dim])
+        return Part(tuple(index))
 
-    def _of_features(self, part: torch.Tensor, rank: int, local: torch.Tensor) -> torch.Tensor | None:
+    def _cut(
+        self, index: list[torch.Tensor | None], whole: torch.Tensor, dim: int, axis: str, rank: int, size: int
+    ) -> None:
+        """Leave a rank's chunk along an axis of what it has of a dimension, if it has more than `size`."""
+        rows = index[dim]
+        known = torch.arange(whole.shape[dim]) if rows is None else rows
+        if len(known) > size:
+            index[dim] = known.chunk(self.run.axes[axis])[self.run.places[rank][axis]]
+
+    def _of_features(self, part: Part, whole: torch.Tensor, rank: int, local: torch.Tensor) -> Part | None:
         """Its equal part along whichever axis explains a smaller dimension."""
-        places = self.run.places[rank]
-        for dim in range(min(part.dim(), local.dim())):
+        index = list(part.index)
+        for dim in range(min(whole.dim(), local.dim())):
             for axis, size in self.run.axes.items():
-                if axis not in self.setup.data and part.shape[dim] == size * local.shape[dim]:
-                    part = part.chunk(size, dim)[places[axis]]
-        return part if part.shape == local.shape else None
+                rows = index[dim]
+                have = whole.shape[dim] if rows is None else len(rows)
+                if axis not in self.setup.data and have == size * local.shape[dim]:
+                    self._cut(index, whole, dim, axis, rank, local.shape[dim])
+        found = Part(tuple(index))
+        return found if found.of(whole).shape == local.shape else None
 
     def _rows_beside(self, rank: int) -> Iterator[list[int]]:
         """The samples of other stages and shards, which are those of this rank."""
@@ -364,6 +494,16 @@ class ModuleSearch:
         said = [f"{', '.join(map(str, samples))}: {value:.4g}" for value, samples in by_value.items()]
         text = f"samples count in the loss, beside the reference and up to one factor: {'; '.join(said[:_MOST_SPANS])}"
         return [Reason("weighted", "", text)]
+
+
+def _by_tokens(whole: torch.Tensor, held: Held) -> tuple[torch.Tensor, Held]:
+    """An activation as one row for each position of each sample."""
+    numbers = torch.arange(math.prod(whole.shape[:-1])).view(whole.shape[:-1])
+    rows = {
+        rank: (local.flatten(0, -2), Part((Part(part.index[:-1]).of(numbers).flatten(), part.index[-1])))
+        for rank, (local, part) in held.items()
+    }
+    return whole.flatten(0, -2), rows
 
 
 def _has_columns(local: torch.Tensor, whole: torch.Tensor, scale: float) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_testing_ext.layouts.layout_text import groups_along
-from torch_testing_ext.layouts.tensor_parts import Held, differences, largest, whole_part
+from torch_testing_ext.layouts.tensor_parts import Held, Part, differences, largest, whole_part
 
 # Of the largest element: rounding in float64 is four orders below, a mistake in logic many above.
 TOLERANCE = 1e-9
@@ -37,6 +37,8 @@ _POWERS = (
 _MOST_ROWS = 4096
 # Elements by which what is read from a flat buffer may be displaced.
 _MOST_DISPLACED = 64
+# Tensors beside each other in a flat buffer, of which another one has elements.
+_MOST_PIECES = 4
 
 
 @dataclass(frozen=True)
@@ -304,27 +306,29 @@ class Hypotheses:
         for kind, text, change in _movements(whole.dim()):
             if all(same(change(held[rank][0]), want[rank]) for rank in wrong):
                 yield Reason(kind, "", text)
-        yield from self._rows(whole, held, wrong)
+        for dim in dict.fromkeys((0, whole.dim() - 1)) if whole.dim() > 1 else ():
+            yield from self._rows(whole, held, wrong, dim)
         yield from _displaced([(held[rank][0].flatten(), want[rank].flatten()) for rank in wrong], same)
 
-    def _rows(self, whole: torch.Tensor, held: Held, wrong: Sequence[int]) -> Iterator[Reason]:
-        """Each row is another row of the reference."""
-        texts = []
-        for rank in wrong if whole.dim() > 1 and 0 < whole.shape[0] <= _MOST_ROWS else ():
+    def _rows(self, whole: torch.Tensor, held: Held, wrong: Sequence[int], dim: int) -> Iterator[Reason]:
+        """Each row, or column, is another one of the reference."""
+        word, texts = ("column" if dim else "row"), []
+        for rank in wrong if 0 < whole.shape[dim] <= _MOST_ROWS else ():
             local, part = held[rank]
-            if any(rows is not None for rows in part.index[1:]):
-                return
-            rows = part.index[0]
-            mine = torch.arange(whole.shape[0]) if rows is None else rows
-            near = torch.cdist(local.double().flatten(1), whole.double().flatten(1)).min(1)
-            exact = is_close(whole[near.indices], local, largest(whole), self.tolerance)
-            if not exact or torch.equal(near.indices, mine):
+            rows = part.index[dim]
+            mine = torch.arange(whole.shape[dim]) if rows is None else rows
+            beside = Part(tuple(None if at == dim else index for at, index in enumerate(part.index))).of(whole)
+            have, want = (each.double().movedim(dim, 0).flatten(1) for each in (local, beside))
+            near = torch.cdist(have, want).min(1)
+            if not is_close(want[near.indices], have, largest(whole), self.tolerance) or torch.equal(
+                near.indices, mine
+            ):
                 return
             off = (near.indices != mine).nonzero()[:, 0]
-            first = f"row {int(mine[off[0]])} has row {int(near.indices[off[0]])} of the reference"
-            texts.append(f"{first} ({len(off)} rows are others, rank {rank})")
+            first = f"{word} {int(mine[off[0]])} has {word} {int(near.indices[off[0]])} of the reference"
+            texts.append(f"{first} ({len(off)} {word}s are others, rank {rank})")
         if texts:
-            yield Reason("rows", "", "; ".join(texts[:2]))
+            yield Reason(f"{word}s", "", "; ".join(texts[:2]))
 
     # -- tensors beside this one
 
@@ -345,6 +349,36 @@ class Hypotheses:
             if other != name and whole.shape == wholes[name].shape and whole.any() and self._is(whole, held):
                 return [Reason("other_tensor", "", f"is {other} of the reference")]
         return []
+
+    def of_pieces(self, wholes: Mapping[str, torch.Tensor], held: Held) -> list[Reason]:
+        """Elements of other tensors, as they follow each other in a flat buffer."""
+        mine = next(iter(held.values()))[0].flatten()
+        if not all(
+            part.is_whole and self._is(mine.view_as(local), {0: (local, part)}) for local, part in held.values()
+        ):
+            return []
+        flat, at, said = {name: whole.flatten() for name, whole in wholes.items()}, 0, list[str]()
+        while at < len(mine) and len(said) < _MOST_PIECES:
+            name, begin, length = self._longest(mine[at:], flat)
+            if length < 2 or not mine[at : at + length].any():
+                return []
+            said.append(f"{name} from {begin} on")
+            at += length
+        if at < len(mine) or len(mine) <= 2 * len(said):
+            return []
+        text = f"has the elements of {' and '.join(said)}, as if it were read at a wrong place of a flat buffer"
+        return [Reason("displaced", "", text)]
+
+    def _longest(self, mine: torch.Tensor, flat: Mapping[str, torch.Tensor]) -> tuple[str, int, int]:
+        """The longest run of elements with which a flat tensor begins: a name, the first element, and the length."""
+        best, bound = ("", 0, 0), self.tolerance * largest(mine)
+        for name, values in flat.items():
+            for begin in (differences(values, mine[:1]) <= bound).nonzero()[:_MOST_DISPLACED, 0].tolist():
+                length = min(len(values) - begin, len(mine))
+                off = (differences(values[begin : begin + length], mine[:length]) > bound).nonzero()
+                length = int(off[0]) if len(off) else length
+                best = max(best, (name, begin, length), key=lambda run: run[2])
+        return best
 
     def _is(self, value: torch.Tensor, held: Held) -> bool:
         scale = largest(value)

@@ -183,12 +183,20 @@ class _Reference:
         if finding.step == 0 and kinds & {"grad", "clipped"} and not finding.is_explained:
             self._weigh_samples(train, finding, run, setup, case)
         is_told = any(reason.kind not in ("unlike", "scaled", "factors") for reason in finding.reasons)
-        if finding.kind in _FROM_FORWARD and not is_told and setup.phase == WHOLE:
+        data = {*setup.data, *setup.sequence}
+        is_unreduced = finding.kind == "grad" and any(
+            reason.kind == "missing_sum" and not data & {*reason.axis.split()} for reason in finding.reasons
+        )
+        if finding.kind in _FROM_FORWARD and (not is_told or is_unreduced) and setup.phase == WHOLE:
             probed = replace(self._setup, probe=finding.step)
             reference = self._ran(train, self._options.reference, probed, case)
             probed_run = self._ran(train, run.text, probed, case)
             aligned = Alignment(self._run, run)
-            diagnosis.ModuleSearch(reference, probed_run, setup, finding.step, aligned).add_to(finding, kinds)
+            search = diagnosis.ModuleSearch(reference, probed_run, setup, finding.step, aligned)
+            if is_told:
+                search.add_place_of_reduction(finding)
+            else:
+                search.add_to(finding, kinds)
 
     def _weigh_samples(
         self, train: Train, finding: LayoutFinding, run: LayoutRun, setup: Setup, case: launch.Case

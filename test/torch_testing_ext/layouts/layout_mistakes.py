@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from layout_programs import STEPS, VOCABULARY, WIDTH, Copy, Dense, Gather, Reduce, batch_of, loss_sum, reduced
+from layout_programs import STEPS, VOCABULARY, WIDTH, Copy, Dense, Gather, Reduce, batch_of, joined, loss_sum, reduced
 from layout_programs_of_torch import DATA, Dispatch, Ring, Transformer as TorchTransformer, ddp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -255,6 +255,80 @@ class Positions(nn.Module):
             later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
             out = (q @ k.transpose(1, 2) / WIDTH**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
         return self.head(x + out)
+
+
+class Neighbours(torch.autograd.Function):
+    """Adds a position of the neighbours over cp before and after those of a rank."""
+
+    @staticmethod
+    def forward(ctx, x, group, mistakes):
+        ctx.group, ctx.mistakes, place, last = group, mistakes, group.rank(), group.size() - 1
+        first, final = (joined(each, group, 1) for each in (x[:, :1], x[:, -1:]))
+        before, after = final[:, [place - 1]], first[:, [(place + 1) % group.size()]]
+        if "around" not in mistakes:
+            before, after = before * (place > 0), after * (place < last)
+        return torch.cat([before, x, after], 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        own, place = gradient[:, 1:-1].clone(), ctx.group.rank()
+        before, after = (joined(each, ctx.group, 1) for each in (gradient[:, :1], gradient[:, -1:]))
+        if place < ctx.group.size() - 1 and "no way back" not in ctx.mistakes:
+            own[:, -1] += before[:, place + 1]
+        if place and "no way back" not in ctx.mistakes:
+            own[:, 0] += after[:, place - 1]
+        return own, None, None
+
+
+class Smoothed(nn.Module):
+    """Each position is mixed with those beside it."""
+
+    def __init__(self, layout, mistakes):
+        super().__init__()
+        self.layout, self.mistakes = layout, mistakes
+        self.weight = nn.Parameter(torch.randn(3, WIDTH) / 2)
+
+    def forward(self, x):
+        if self.layout.size("cp") > 1 and "own positions" not in self.mistakes:
+            wide = Neighbours.apply(x, self.layout.group("cp"), self.mistakes)
+        else:
+            wide = nn.functional.pad(x, (0, 0, 1, 1))
+        return sum(wide[:, at : at + x.shape[1]] * weight for at, weight in enumerate(self.weight))
+
+
+class Sorted(nn.Module):
+    """Two experts, each with its tokens one after the other."""
+
+    def __init__(self, layout, mistakes):
+        super().__init__()
+        self.layout, self.mistakes = layout, mistakes
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        tokens = x.flatten(0, 1)
+        chosen = (tokens[:, 0] > 0).long()
+        order, first = chosen.argsort(stable=True), int((chosen == 0).sum())
+        tokens = tokens[order]
+        out = torch.cat([self.experts[0](tokens[:first]), self.experts[1](tokens[first:])])
+        is_wrong = "put back otherwise" in self.mistakes and self.layout.size("dp") > 1
+        return out[order if is_wrong else order.argsort()].view_as(x)
+
+
+def train_mixing(layout, *mistakes, mixer=Smoothed):
+    """Data and context parallel, with a layer whose mixer knows of layouts."""
+    mixed = mixer(layout, mistakes)
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH), mixed, nn.Tanh())
+    layout.load(model.append(nn.Linear(WIDTH, VOCABULARY)))
+    optimizer = SGD(model.parameters())
+    for ids, labels in layout.batches(batch_of, STEPS):
+        loss = loss_sum(model(ids), labels) / reduced((labels != -100).sum().double(), layout, "dp", "cp")
+        loss.backward()
+        for param in model.parameters():
+            reduced(param.grad, layout, "dp", "cp")
+        layout.step(model, optimizer, loss.detach())
+
+
+train_sorting = functools.partial(train_mixing, mixer=Sorted)
 
 
 def train_positions(layout, *mistakes, optimizer=NADAM):

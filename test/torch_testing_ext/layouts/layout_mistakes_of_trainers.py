@@ -171,7 +171,8 @@ def reduce_flat(grads, layout, mistakes):
     flat = torch.cat([grad.flatten() for grad in grads])
     reduced(flat, layout, "dp", "cp")
     at = 0
-    for number, grad in enumerate(grads):
+    is_reversed = "bucket in reverse" in mistakes and layout.size("dp") > 1
+    for number, grad in enumerate(reversed(grads) if is_reversed else grads):
         is_off = "bucket off by one" in mistakes and number == 3 and layout.size("dp") > 1
         grad.copy_(flat[at + is_off : at + is_off + grad.numel()].view_as(grad))
         at += grad.numel()

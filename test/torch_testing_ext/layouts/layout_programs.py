@@ -432,6 +432,8 @@ def train_accumulating(layout, *mistakes):
     for step, (ids, labels) in enumerate(layout.batches(batch_of, STEPS)):
         counted = (batch_of(step)[1] != -100).sum()
         for own, wanted in zip(ids.chunk(2), labels.chunk(2), strict=True):
+            if "cleared before each part" in mistakes and size > 1:
+                optimizer.zero_grad()
             if "rescaled" in mistakes and size > 1:
                 for param in model.parameters():
                     param.grad = None if param.grad is None else param.grad / 2

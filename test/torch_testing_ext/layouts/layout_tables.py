@@ -64,9 +64,12 @@ KINDS = {
     53: "the norm is the sum of the norms of ranks",
     54: "a scheduler steps twice on a rank",
     55: "states are made by a step that counts",
+    56: "neighbours of a position are behind the cut",
+    57: "tokens of experts are put back in another order",
 }
 HAND, TORCH_CUT, HEADS = programs.train_by_hand, others.train_sharded, others.train_heads
 STAGES, POSITIONS, DISPATCHING = others.train_stages, others.train_positions, others.train_dispatching
+MIXING = others.train_mixing
 BALANCED, PARTS = programs.train_balanced, others.train_accumulating_ddp
 ROUTING, IN_PARTS, HALVES = trainers.train_routing, trainers.train_in_parts, trainers.train_halves
 EXPERTS, BOTH = programs.train_experts, programs.train_experts_and_tensors
@@ -89,12 +92,12 @@ PLANTED = (
     (14, HAND, ("unreduced head",), "dp=2", "head.weight", "missing_sum", "dp"),
     (15, programs.train_pipeline, ("divided once more",), "pp=2", "loss", "divided", "pp"),
     (15, programs.train_pipeline, ("divided after backward",), "pp=2", "blocks.1.down.weight", "divided", "pp"),
-    (16, programs.train_accumulating, ("rescaled",), "dp=2", "head.bias", "weighted", ""),
+    (16, programs.train_accumulating, ("rescaled",), "dp=2", "head.bias", "weighted", "microbatches"),
     (16, programs.train_accumulating, ("not cleared",), "dp=2", "head.bias", "stale", ""),
     (17, programs.train_dropping, ("dropout alike",), "tp=2", "call 0", "dropout_alike", "tp"),
     (17, HAND, ("dropout", "dropout unlike"), "tp=2", "call 0", "dropout_unlike", "tp"),
     (18, HAND, ("seeded by rank",), "tp=2", "head.weight", "unlike", "tp"),
-    (19, HAND, ("mean of means",), "dp=2", "loss", "weighted", ""),
+    (19, HAND, ("mean of means",), "dp=2", "loss", "weighted", "dp"),
     (20, HAND, ("local norm",), "tp=2", "norm", "norm_local", "tp"),
     (21, BALANCED, ("balance over tp",), "dp=2 tp=2", "balance", "unlike", "dp"),
     (21, EXPERTS, ("auxiliary times ep",), "ep=2", "balance", "times", "ep"),
@@ -105,7 +108,7 @@ PLANTED = (
     (25, HAND, ("mapping overwritten",), "tp=2 -> single", "blocks.0.up.weight", "rows", ""),
     (26, HAND, ("scheduler lost",), "dp=2 -> dp=2", "embedding.weight", "update", ""),
     (26, others.train_normalised, ("generator not restored",), "dp=2 -> dp=2", "samples", "samples", "dp"),
-    (27, HAND, ("local token counts",), "dp=2", "loss", "weighted", ""),
+    (27, HAND, ("local token counts",), "dp=2", "loss", "weighted", "dp"),
     (28, HAND, ("scattered over another group",), "tp=2", "blocks.0.up.weight", "uncovered", ""),
     (29, HAND, ("norm omits head",), "tp=2", "norm", "norm_omits", ""),
     (29, HEADS, ("norm omits sinks",), "tp=2", "norm", "norm_omits", ""),
@@ -148,6 +151,8 @@ VARIANTS = (
     (15, STAGES, ("divided by stages",), "pp=2", "head.weight", "divided", "pp"),
     (15, STAGES, ("torch scales",), "pp=2", "head.weight", "divided", "microbatches"),
     (16, PARTS, ("not divided by parts",), "dp=2", "head.weight", "times", "microbatches"),
+    (16, programs.train_accumulating, ("cleared before each part",), "dp=2", "head.bias", "weighted", "microbatches"),
+    (45, ROUTING, ("bucket in reverse",), "dp=2", "norm.weight", "displaced", ""),
     (18, HEADS, ("bias by rank",), "dp=2", "blocks.1.bias", "unlike", "dp"),
     (18, HEADS, ("blocks swapped",), "tp=2", "blocks.0.bias", "other_tensor", ""),
     (19, TORCH_CUT, ("mean of means",), "dp=4", "loss", "weighted", ""),
@@ -202,6 +207,23 @@ BY_MODULE = (
     (43, ROUTING, ("largest gradient",), "dp=2", AFTERWARDS),
     (47, trainers.train_accumulating_sharded, ("only the last loss",), "dp=2", "only the number is wrong"),
     (51, HALVES, ("labels in another order",), "pp=2", LOSS),
+    (
+        1,
+        HAND,
+        ("unreduced input",),
+        "tp=2",
+        "output of blocks.1.norm has only a share on each rank, and that of blocks.1.up",
+    ),
+    (56, MIXING, ("own positions",), "cp=2", "the output of 2 differs only at positions 2 (rank 0) and 3 (rank 1)"),
+    (56, MIXING, ("around",), "cp=2", "0 (rank 0) and 5 (rank 1): the ends of what ranks along cp have, where no rank"),
+    (
+        56,
+        MIXING,
+        ("no way back",),
+        "cp=2",
+        "the gradient of the output of 1 differs only at positions 2 (rank 0) and 3",
+    ),
+    (57, others.train_sorting, ("put back otherwise",), "dp=2", "the output of 2: row 1 has row"),
     (52, HALVES, ("first part lost",), "pp=2", "the gradient of the output of layers.0; after that of layers.1"),
 )
 
@@ -248,6 +270,8 @@ SOUND = {
     "balanced over positions": (BALANCED, "cp=2"),
     "context": (programs.train_context, "cp=2"),
     "exchanging": (programs.train_exchanging, "cp=2"),
+    "mixing": (MIXING, "cp=2", "dp=2 cp=2"),
+    "sorting": (others.train_sorting, "dp=2", "dp=4"),
     "positions": (POSITIONS, "cp=3", "dp=2 cp=3"),
     "routing": (ROUTING, "tp=2", "dp=2", "dp=2 tp=2"),
     "routing over positions": (planted(ROUTING, "unlimited"), "cp=2"),

@@ -65,6 +65,7 @@ ONE_AXIS = (
     ("shifted", whole_of(WHOLE.roll(1, 0), WHOLE.roll(1, 0)), [("shifted", "")]),
     ("reversed", whole_of(WHOLE.flip(1), WHOLE.flip(1)), [("reversed", "")]),
     ("rows", whole_of(WHOLE[[0, 2, 1, 3]], WHOLE[[0, 2, 1, 3]]), [("rows", "")]),
+    ("columns", whole_of(WHOLE[:, [1, 0, 2]], WHOLE[:, [1, 0, 2]]), [("columns", "")]),
     ("from a later element on", whole_of(LATE, LATE), [("displaced", "")]),
     ("from an earlier element on", whole_of(EARLY, EARLY), [("displaced", "")]),
 )
@@ -128,6 +129,11 @@ class HypothesesTest(TestCase):
         self.assertEqual(
             one.of_others("a", wholes, whole_of(WHOLE.cos(), WHOLE.cos()))[0].text, "is b of the reference"
         )
+        beside = torch.cat([WHOLE.flatten()[5:], WHOLE.cos().flatten()[:5]]).view(4, 3)
+        (reason,) = one.of_pieces(wholes, whole_of(beside, beside))
+        self.assertIn("has the elements of a from 5 on and b from 0 on", reason.text)
+        self.assertEqual(one.of_pieces(wholes, whole_of(beside, WHOLE)), [])
+        self.assertEqual(one.of_pieces(wholes, whole_of(WHOLE.exp(), WHOLE.exp())), [])
         self.assertEqual(one.of_earlier(WHOLE, WHOLE.cos(), whole_of(WHOLE + WHOLE.cos()))[0].kind, "stale")
         self.assertEqual(
             one.of_update(WHOLE, WHOLE.cos(), whole_of(WHOLE + 2 * (WHOLE.cos() - WHOLE)))[0].kind, "update"
