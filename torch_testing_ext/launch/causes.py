@@ -45,6 +45,11 @@ def is_of_lost_peer(error: BaseException) -> bool:
     return cause_of(error) is Cause.LOST_PEER
 
 
+def fails_rank(error: BaseException) -> bool:
+    """Whether an exception that has ended a thread fails its rank: of collectives, or of a fault of the test."""
+    return is_of_collectives(error) or getattr(error, "is_planned_fault", False)
+
+
 def is_of_collectives(error: BaseException) -> bool:
     """Whether torch.distributed has raised an exception, or one that says what other ranks did."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))

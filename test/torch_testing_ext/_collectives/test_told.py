@@ -11,6 +11,7 @@ import told_helpers
 import told_in_a_file_with_a_rather_long_name
 import told_innocent
 import told_ragged
+import told_recoveries
 import told_short
 import told_stores
 import told_threads
@@ -61,6 +62,10 @@ class InnocentTest(unittest.TestCase):
     """A rank that has done its part is not blamed."""
 
 
+class RecoveriesTest(unittest.TestCase):
+    """After a rank has died or begun again, the slip of the others is told, with the fault before it."""
+
+
 class StoresTest(unittest.TestCase):
     """A wait for a new world, or for a key, has words, also where there is no group yet."""
 
@@ -77,6 +82,7 @@ add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(DeadThreadsTest, told_dead_threads.PROGRAMS)
 add_tests(ElsewhereTest, told_elsewhere.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
+add_tests(RecoveriesTest, told_recoveries.PROGRAMS, pytest.mark.slow)
 add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
 add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
 add_tests(UnevenTest, told_uneven.PROGRAMS)

@@ -40,6 +40,7 @@ proven.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -62,12 +63,14 @@ class ProofRules:
     """The settings of a test that decide what counts as proof.
 
     `endless`: a collective whose time-out is at least this many seconds does not end by itself before the test does.
-    `ranks`: how many there are, also of those that are in no group.
+    `ranks`: how many there are, also of those that are in no group. `of_whole_groups`: a rank may die, but those of a
+    group whose members all run may not differ.
     """
 
     endless: float
     may_differ: bool = False
     ranks: int = 0
+    of_whole_groups: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,11 @@ def judge_probe(
     if unlike is not None:
         return Conclusion(before, unlike)
     waiting = {rank: calls for rank, calls in waiting_calls(known).items() if rank in running}
-    mismatch = endless_mismatch(known, [wait.call for calls in waiting.values() for wait in calls], rules)
+    latest = [wait.call for calls in waiting.values() for wait in calls]
+    if rules.of_whole_groups:
+        mismatch = endless_mismatch(_of_whole_groups(running), latest, replace(rules, may_differ=False))
+    else:
+        mismatch = endless_mismatch(known, latest, rules)
     if mismatch is not None:
         return _conclude_mismatch(before, mismatch, ended)
     waiting = _with_waits_at_stores(_without_others(waiting, running), running, known, rules.ranks)
@@ -120,6 +127,17 @@ def judge_probe(
     if any(not wait.is_own for wait in proven.values()):
         return Conclusion(before, describe_deadlock(proven, ended, records=known))
     return Conclusion(evidence, doubt=next(iter(doubts.values()), ""))
+
+
+def _of_whole_groups(running: RecordsByRank) -> list[RankRecord]:
+    """What these ranks have called in groups all of whose members are among them."""
+    present = Counter(key for record in running.values() for key in record.groups)
+    whole = []
+    for record in running.values():
+        kept = {key for key, group in record.groups.items() if present[key] == len(group.members)}
+        calls = {key: of for key, of in record.calls.items() if key in kept}
+        whole.append(replace(record, calls=calls, messages={}))
+    return whole
 
 
 def _conclude_mismatch(before: Evidence, mismatch: Finding, ended: Ended) -> Conclusion:

@@ -197,7 +197,9 @@ class FaultsOfRank:
         place = f"{'at' if phase == 'before' else phase} {self._happened[index]}"
         self._log.event({"event": "fault", "fault": index, "place": place, "pid": os.getpid(), "at": self._now()})
         if fault.kind == "raises":
-            raise pickle.loads(fault.error)
+            error = pickle.loads(fault.error)
+            error.is_planned_fault = True  # a rank fails by it in whatever thread: see `launch.causes.fails_rank`
+            raise error
         if fault.kind == "exits":
             os._exit(fault.code)
         elif fault.kind == "stop":

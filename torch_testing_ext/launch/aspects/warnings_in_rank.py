@@ -14,7 +14,7 @@ from typing import Any
 
 from torch_testing_ext.launch.account_writer import AccountWriter, sites_of, summarize
 from torch_testing_ext.launch.accounts import pack_warning
-from torch_testing_ext.launch.causes import is_of_collectives
+from torch_testing_ext.launch.causes import fails_rank, is_of_collectives
 
 # The threads that have died in the test of this process, but for what others did: the name of each, and its exception
 # in words, which keep no objects of the test.
@@ -60,7 +60,7 @@ def uncaught_in_threads() -> Iterator[Sequence[tuple[str, BaseException]]]:
             return
         name = args.thread.name if args.thread else ""
         dead.append((name, error))
-        if not is_of_collectives(error):
+        if not fails_rank(error):
             place = next((f" ({site.place})" for site in reversed(sites_of(error))), "")
             dead_threads.append((name, f"{summarize(error)}{place}"))
 
@@ -86,7 +86,7 @@ def _uncaught_in_threads(category: type[Warning], account: AccountWriter | None 
         yield
     with warnings.catch_warnings(record=True) if account is not None else nullcontext() as seen:
         for name, error in dead:
-            if is_of_collectives(error):
+            if fails_rank(error):
                 raise error
             _warn_of(category, f"Exception in thread {name}: {summarize(error)}", error)
     if account is not None:

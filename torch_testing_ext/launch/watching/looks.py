@@ -71,5 +71,6 @@ class Looks:
         # With DETAIL, torch compares the calls itself, and a test may expect its error.
         debug = self._run.job.context.environ.get("TORCH_DISTRIBUTED_DEBUG", "")
         is_checked = debug.upper() == "DETAIL"
-        rules = ProofRules(self._endless, self._expected.is_uneven, self._run.job.world_size)
+        of_survivors = self._expected.faults is not None and not self._expected.may_differ
+        rules = ProofRules(self._endless, self._expected.is_uneven, self._run.job.world_size, of_survivors)
         return Prober(self._run, rules, self._logs, self._last_news, is_checked=is_checked)
