@@ -50,13 +50,17 @@ def refuse_to_run_nothing(function: Any) -> None:
         raise TypeError(_RAN_NOTHING.format(getattr(inner, "__qualname__", inner), "would run"))
 
 
-def refuse_what_ran_nothing(result: object) -> None:
-    """Refuse what a call has returned if that call ran nothing: a coroutine or a generator."""
-    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        name = result.__qualname__
-        if inspect.iscoroutine(result):
-            # Python warns of a coroutine that was neither awaited nor closed.
-            result.close()
+def refuse_what_ran_nothing(result: Any) -> None:
+    """Refuse what a call has returned if that call ran nothing: coroutines, a generator, or a `map`."""
+    if isinstance(result, (map, filter)):
+        raise TypeError(f"{type(result).__name__}() ran nothing: make a list of it")
+    results = result if isinstance(result, (list, tuple)) else [result]
+    coroutines = [each for each in results if inspect.iscoroutine(each)]
+    for each in coroutines:
+        # Python warns of a coroutine that was neither awaited nor closed.
+        each.close()
+    if coroutines or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        name = coroutines[0].__qualname__ if coroutines else result.__qualname__
         raise TypeError(_RAN_NOTHING.format(name, "ran"))
 
 

@@ -85,6 +85,7 @@ def check_world(
     """
     size = _checked_size(world_size)
     seconds = _checked_timeout(timeout)
+    _check_flag(buffered_sends)
     refuse_to_run_nothing(function)
     name = f"check_world({_name_of(function)})"
     case = case_of(name, source_file(function))
@@ -126,6 +127,11 @@ def _checked_timeout(given: Any) -> float:
     return float(given)
 
 
+def _check_flag(buffered_sends: Any) -> None:
+    if not isinstance(buffered_sends, bool):
+        raise TypeError(f"buffered_sends is {buffered_sends!r}; it must be True or False")
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -139,10 +145,13 @@ def whole_world(world_size: int, *, buffered_sends: bool = False, timeout: float
         raise TypeError("@whole_world needs the size of the world: @whole_world(8)")
     size = _checked_size(world_size)
     seconds = _checked_timeout(timeout)
+    _check_flag(buffered_sends)
 
     def decorate(function: Function) -> Any:
         if isinstance(function, type):
             raise TypeError(f"@whole_world is for a test, and {function.__qualname__} is a class: put it on its tests")
+        if hasattr(function, WHOLE_WORLD):
+            raise TypeError(f"{function.__qualname__} has @whole_world already; give it once")
         refuse_to_run_nothing(function)
 
         @functools.wraps(function)

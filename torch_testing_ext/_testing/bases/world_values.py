@@ -196,7 +196,7 @@ class RankUses(TensorUses):  # type: ignore[no-untyped-call]
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         for tensor in tensor_uses.seen_by_python(func, args):
-            self._read(tensor_uses.name_of(func).removeprefix("aten::").lstrip("_"), tensor)
+            self._read(tensor_uses.name_in_python(func), tensor)
         # Some operations on lists work in place and return nothing.
         made = list(nested_tensors.tensors_in(args if result is None else result))
         if func.namespace == "_c10d_functional" and tensor_uses.name_of(func).endswith("wait_tensor"):

@@ -79,6 +79,12 @@ def name_of(func: Any) -> str:
     return str(func._schema.name)
 
 
+def name_in_python(func: Any) -> str:
+    """The name by which a program calls an operation, such as "equal"."""
+    name = name_of(func).removeprefix("aten::").lstrip("_")
+    return "unique" if name in ("unique2", "unique_dim") else name
+
+
 @functools.cache
 def is_view(func: Any) -> bool:
     """Whether an operation only gives another view of a tensor."""

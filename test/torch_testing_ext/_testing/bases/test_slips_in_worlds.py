@@ -270,6 +270,8 @@ NOTHING = {
     "lambda of async def": lambda rank, world_size: waits(rank, world_size),
     "lambda of yield": lambda rank, world_size: yields(rank, world_size),
     "lambda of both": lambda rank, world_size: waits_and_yields(rank, world_size),
+    "list": lambda rank, world_size: [waits(rank, world_size) for _ in range(2)],
+    "tuple": lambda rank, world_size: (None, waits(rank, world_size)),
 }
 
 
@@ -278,6 +280,12 @@ def test_what_runs_nothing(name):
     for run in (lambda: check_world(NOTHING[name], 2), lambda: whole_world(2)(NOTHING[name])()):
         with pytest.raises((TypeError, RankError), match="nothing: it is `async def`, or contains `yield`"):
             run()
+
+
+@pytest.mark.parametrize("lazy", [map, filter])
+def test_what_runs_nothing_until_it_is_read(lazy):
+    with pytest.raises(RankError, match=rf"{lazy.__name__}\(\) ran nothing: make a list of it"):
+        check_world(lambda rank, size: lazy(decorated, range(size)), 2)
 
 
 def test_what_runs_by_itself():
@@ -300,7 +308,13 @@ def test_the_decorator_on_a_class(cls):
         whole_world(2)(cls)
 
 
+def test_the_decorator_twice():
+    with pytest.raises(TypeError, match=r"^decorated has @whole_world already; give it once$"):
+        whole_world(2)(whole_world(4)(decorated))
+
+
 WRONG = [
+    *(("buffered_sends", value) for value in ("no", 1, None)),
     *(("world_size", value) for value in ("8", 1.5, None, True, [2], 0, -1, 16_385, 1_000_000, 10**12)),
     *(("timeout", value) for value in ("60", None, True, 0, -1, math.nan, math.inf, [60])),
 ]
@@ -310,7 +324,9 @@ WRONG = [
 def test_wrong_sizes_and_times(name, value):
     options = {"world_size": 2, name: value}
     for refuse in (lambda: check_world(decorated, **options), lambda: whole_world(**options)):
-        with pytest.raises((TypeError, ValueError), match=r"world_size is|timeout is|a world has at least one rank"):
+        with pytest.raises(
+            (TypeError, ValueError), match=r"world_size is|timeout is|buffered_sends is|a world has at least one rank"
+        ):
             refuse()
 
 

@@ -35,6 +35,17 @@ def test_reads_and_writes():
 
 
 @in_own_process
+def test_operations_have_the_names_by_which_programs_call_them():
+    aten = torch.ops.aten
+    for func, name in (
+        (aten._unique2.default, "unique"),
+        (aten.unique_dim.default, "unique"),
+        (aten.unique_consecutive.default, "unique_consecutive"),
+        (aten.equal.default, "equal"),
+    ):
+        assert tensor_uses.name_in_python(func) == name
+
+
 def test_collectives_are_left_out():
     import torch.distributed as dist
 
