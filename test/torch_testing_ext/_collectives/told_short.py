@@ -41,6 +41,11 @@ def a_gather(self):
     dist.gather(mine, [torch.empty_like(mine) for _ in range(3)] if self.rank == 0 else None)  # rank 0
 
 
+@told("rank 2 calls broadcast [4] int32", "the others call broadcast [4] float32", shown=("broadcast [4] int32",))
+def a_broadcast(self):
+    dist.broadcast(torch.ones(4, dtype=torch.int32 if self.rank == 2 else torch.float32), 0)  # rank 2
+
+
 @told("rank 2 calls barrier, the others call all_to_all", levels=(1,))
 def an_exchange(self):
     if self.rank == 2:
