@@ -130,7 +130,7 @@ def judge_probe(
 
 
 def _of_whole_groups(running: RecordsByRank) -> list[RankRecord]:
-    """What these ranks have called in groups all of whose members are among them."""
+    """The records of these ranks, with the calls of groups all of whose members are among them."""
     present = Counter(key for record in running.values() for key in record.groups)
     whole = []
     for record in running.values():
