@@ -37,7 +37,7 @@ STORIES = ("A rank raises", "A worker is killed", "A function with `world_size` 
 # has those of the stories, next to their files.
 LIMITS: Mapping[str, int] = {
     "files that name sweeps": 15,
-    "files that name faults": 67,
+    "files that name faults": 69,
     "files that name the sanitizer": 60,
     "files that name worlds": 89,
     "files that name the debugger": 28,
@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "sections under a ruler": 0,
     "global statements": 10,
     "files outside _torch/ that know torch's inside": 0,
-    "syntax nodes": 581_000,
+    "syntax nodes": 583_600,
 }
 
 # A title between two rulers, or after a short one.
