@@ -18,8 +18,8 @@ KILLED = "after rank 2 was killed at all_reduce #2 by the fault: "
 AGAIN = "after rank 2 was killed at 'load' #1 by the fault: "
 ALONE = faults(kill(2, at=call(2)))
 # From the restart on, nothing is proven.
-BEGUN_AGAIN = faults(kill(2, at=mark("load")), restart(2), within=8)
-TWICE = faults(kill(2, at=mark("load")), kill(2, at=mark("load", incarnation=1)), restart(2, times=2), within=12)
+BEGUN_AGAIN = faults(kill(2, at=mark("load")), restart(2), within=20)
+TWICE = faults(kill(2, at=mark("load")), kill(2, at=mark("load", incarnation=1)), restart(2, times=2), within=30)
 EXCEPTION = faults(raises(MemoryError("planned"), rank=1, at=call(2)))
 
 
