@@ -63,7 +63,7 @@ class InnocentTest(unittest.TestCase):
 
 
 class RecoveriesTest(unittest.TestCase):
-    """After a rank has died or begun again, the slip of the others is told, with the fault before it."""
+    """A slip after a recovery is told, and the fault that the ranks have recovered from."""
 
 
 class StoresTest(unittest.TestCase):

@@ -20,6 +20,8 @@ ALONE = faults(kill(2, at=call(2)))
 # From the restart on, nothing is proven.
 BEGUN_AGAIN = faults(kill(2, at=mark("load")), restart(2), within=20)
 TWICE = faults(kill(2, at=mark("load")), kill(2, at=mark("load", incarnation=1)), restart(2, times=2), within=30)
+# Seconds in which ranks that wait are looked at twice, so that a false proof would be told.
+TWO_LOOKS = 2.5
 EXCEPTION = faults(raises(MemoryError("planned"), rank=1, at=call(2)))
 
 
@@ -260,7 +262,7 @@ def survivors_go_on(self):
 def a_survivor_that_comes_late(self):
     lose_rank_2(self)
     if self.rank == 1:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     join(self, "second", 2)
     dist.all_reduce(torch.ones(1))
 
@@ -269,7 +271,7 @@ def a_survivor_that_comes_late(self):
 def a_wait_for_the_dead_with_an_end(self):
     lose_rank_2(self)
     with self.assertRaises(RuntimeError):
-        store_of(self, "keys", 3).wait(["of rank 2"], timedelta(seconds=2.5))
+        store_of(self, "keys", 3).wait(["of rank 2"], timedelta(seconds=TWO_LOOKS))
     join(self, "second", 2)
     dist.barrier()
 
@@ -380,7 +382,7 @@ def a_rank_that_is_healed(self):
     join(self, "world", 3)
     fault_point("there")
     if self.rank == 0:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
         heal(2)
     dist.all_reduce(torch.ones(1))
 

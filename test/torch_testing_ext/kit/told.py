@@ -28,6 +28,10 @@ LEVELS = {1: (), 2: ("default",)}
 _OF_RANKS = re.compile(r"# (ranks? [\d, -]+\d)$")
 
 
+def _as_it_is(test: Any) -> Any:
+    return test
+
+
 @dataclass(frozen=True)
 class Program:
     """A program of all ranks. `told`: texts of the title, in order; () of a sound one. `seconds`: its time-out.
@@ -45,7 +49,7 @@ class Program:
     joins: bool = True
     shown: tuple[str, ...] = ()
     is_whole: bool = False
-    faults: Callable[[Any], Any] = lambda test: test
+    faults: Callable[[Any], Any] = _as_it_is
     needs_timeout: bool = False
 
     @property
@@ -80,7 +84,7 @@ class Programs:
         joins: bool = True,
         shown: tuple[str, ...] = (),
         is_whole: bool = False,
-        faults: Callable[[Any], Any] = lambda test: test,
+        faults: Callable[[Any], Any] = _as_it_is,
         needs_timeout: bool = False,
     ) -> Callable[[Any], Any]:
         """A program with a slip. `texts`: parts of the title."""
@@ -97,7 +101,7 @@ class Programs:
         size: int = 3,
         levels: tuple[int, ...] = (1, 2),
         joins: bool = True,
-        faults: Callable[[Any], Any] = lambda test: test,
+        faults: Callable[[Any], Any] = _as_it_is,
     ) -> Callable[[Any], Any]:
         """A program without a slip."""
 
@@ -176,7 +180,7 @@ def check_quiet(test: Any, programs: Programs, program: Program, level: int) -> 
     test.assertEqual(said.getvalue(), "")
 
 
-def add_tests(cls: Any, programs: Programs, mark: Callable[[Any], Any] = lambda test: test) -> None:
+def add_tests(cls: Any, programs: Programs, mark: Callable[[Any], Any] = _as_it_is) -> None:
     """Give the class a test for each program at each level."""
     for kind, check in (("planted", check_told), ("sound", check_quiet)):
         for program in getattr(programs, kind):

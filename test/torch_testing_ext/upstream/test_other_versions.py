@@ -1,4 +1,4 @@
-"""What a user is told if PyTorch's own file needs a name that the installed torch lacks."""
+"""Advice on a file of PyTorch's that needs a name which the installed torch lacks."""
 
 from __future__ import annotations
 
