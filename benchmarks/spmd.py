@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_testing_ext._torch.tensors.tensor_subclasses import dispatch_mode_class
 from torch_testing_ext.distributed._spmd import DataParallel, compile
+from torch_testing_ext.ranks import spawn
 
 Step = Callable[[], Any]
 MLP, DEEP, TRANSFORMER = "MLP", "12 x Linear 512", "4-layer transformer"
@@ -200,7 +201,7 @@ def memory_main(rank: int, folder: str, title: str, name: str) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/{title}{name}", 2), rank=rank, world_size=2)
     empty = large_blocks()
     step = variants(title, [name], {})[name]
-    for _ in range(10):
+    for _ in range(3):
         step()
     dist.barrier()
     gc.collect()
@@ -218,7 +219,7 @@ def memory_main(rank: int, folder: str, title: str, name: str) -> None:
 def memory_of(title: str, name: str) -> tuple[float, float]:
     """The MiB of a rank between calls and at the peak, in ranks of their own: others leave memory behind."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(memory_main, (folder, title, name), nprocs=2)
+        spawn(memory_main, 2, folder, title, name)
         between, peak = json.loads(Path(folder, "memory").read_text())
     return between, peak
 
