@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 from cpu_limit import pytest_addoption as pytest_addoption, start_measuring
-from slow_rows import is_slow_row
+from slow_rows import marks_of_row
 from temporary_folder import use_own_folder
 
 # One thread of torch for each rank, as under torchrun: on two cores, those of several ranks wait for each other, which
@@ -38,7 +38,10 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    if is_slow_row(item.nodeid):
+    for mark in marks_of_row(item.nodeid):
+        item.add_marker(mark)
+    # `-m 'not slow'` then leaves both out.
+    if item.get_closest_marker("nightly"):
         item.add_marker("slow")
 
 

@@ -1,4 +1,4 @@
-"""Slow tests that cannot have `@pytest.mark.slow` where they are written.
+"""Slow tests that cannot have `@pytest.mark.slow` or `@pytest.mark.nightly` where they are written.
 
 A mark on a function is of all rows of its table, and the suites in `test/distributed` run without pytest, too. A row is
 a pattern of `fnmatch` for the ids of tests, below `test/`.
@@ -26,7 +26,9 @@ SLOW_ROWS = (
     f"{OURS}test_planted_recovery.py::*::test_survives_soon_keeps_old_group",
     f"{OURS}test_planted_recovery.py::*::test_survives_soon_retries_for_ever",
     f"{OURS}upstream/test_drop_in.py::*_spawned",
-    # run_test.py runs the suites as the README's main command does.
+)
+# The README's main command runs the suites with every change; a night runs them by pytest, too.
+NIGHTLY_ROWS = (
     f"{SUITES}properties/*_properties.py::*",
     f"{SUITES}properties/test_fault_tolerance.py::TestRecovery::test_no_loss_hangs",
     f"{SUITES}properties/test_fault_tolerance.py::TestTorchrun::*",
@@ -42,7 +44,8 @@ SLOW_ROWS = (
 )
 
 
-def is_slow_row(nodeid: str) -> bool:
-    """Whether a row names a test. `nodeid`: its id, from the root of the checkout."""
+def marks_of_row(nodeid: str) -> tuple[str, ...]:
+    """The marks that rows give to a test. `nodeid`: its id, from the root of the checkout."""
     name = nodeid.removeprefix("test/")
-    return any(fnmatchcase(name, row) for row in SLOW_ROWS)
+    tables = {"nightly": NIGHTLY_ROWS, "slow": SLOW_ROWS}
+    return tuple(mark for mark, rows in tables.items() if any(fnmatchcase(name, row) for row in rows))

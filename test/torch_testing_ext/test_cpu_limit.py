@@ -86,11 +86,11 @@ class CpuLimitTest(unittest.TestCase):
 
 
 class CommandsTest(unittest.TestCase):
-    def test_the_two_commands_run_everything(self):
+    def test_the_three_commands_run_everything(self):
         pages = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
         command = r"<!-- command: {} -->\n```\n.*\.venv/bin/python -m pytest -n \d --dist worksteal -m (.*)\n"
-        found = [re.findall(command.format(name), pages) for name in ("test", "slow")]
-        self.assertEqual(found, [["'not slow'"], ["slow"]])
+        found = [re.findall(command.format(name), pages) for name in ("test", "slow", "nightly")]
+        self.assertEqual(found, [["'not slow'"], ["'slow and not nightly'"], ["nightly"]])
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ class ProjectFilesTest(unittest.TestCase):
         self.assertEqual(rights, {"build": set(), "attest": {"id-token", "attestations"}, "upload": {"id-token"}})
 
     def test_the_jobs_of_ci_run_existing_parts(self):
-        known = {"main", "test", "slow", "wheel", "lint", "newest", "floors", "release"}
+        known = {"main", "test", "slow", "nightly", "wheel", "lint", "newest", "floors", "release"}
         named = [re.findall(r"bash \.ci/run(.*)", file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
         parts = {part for commands in named for command in commands for part in command.split()}
         self.assertEqual(parts, known)

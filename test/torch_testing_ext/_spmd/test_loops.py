@@ -71,7 +71,7 @@ class TestLoops(DTensorContinuousTestBase):
         compare(self, name, style)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestLoopsOnOneRank(TestLoops):
     """One rank averages nothing."""
 
@@ -85,7 +85,7 @@ class TestLoopsOnThreeRanks(TestLoops):
     world_size = 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestLoopsOnFourRanks(TestLoops):
     """Several ranks have no rows of some parameters."""
 
@@ -98,7 +98,7 @@ instantiate_parametrized_tests(TestLoopsOnThreeRanks)
 instantiate_parametrized_tests(TestLoopsOnFourRanks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestLoopsOnAccelerators(TestCase):
     """The loops on two fake accelerators."""
 
