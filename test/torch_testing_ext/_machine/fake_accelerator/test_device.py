@@ -1,6 +1,7 @@
 """The fake accelerator itself, as pytest and the runner have it. The first test builds the library: 20 CPU seconds.
 
-Each test starts an interpreter that must import torch with the device, which no process can get later.
+A pytest run gets the device after torch is imported, from a server, or with it: test_properties_and_header has both. A
+program of its own, such as the runner, gets it in a new interpreter.
 """
 
 import functools
@@ -17,6 +18,7 @@ import pytest
 from kit.files import FolderCase, subject
 from kit.processes import ROOT, clean_environ, end, run_python
 from kit.pytest_runs import PLUGIN, PytestRun, run_pytest
+from kit.warm import run_cold, run_warm
 
 from torch_testing_ext._machine.device_locks import LEASE_FOLDER
 from torch_testing_ext._machine.fake_accelerator import COUNT, LATE_STREAMS, MASK, building
@@ -37,7 +39,7 @@ def names_of_tests(source: str) -> list[str]:
 
 
 def run_subject(name: str, *options: str, **environ: str) -> PytestRun:
-    return run_pytest({f"test_{name}": source_of(name)}, *OPTIONS, *options, cold=True, **environ)
+    return run_pytest({f"test_{name}": source_of(name)}, *OPTIONS, *options, **environ)
 
 
 @functools.cache
@@ -83,8 +85,7 @@ class PytestTest(DeviceCase):
     def test_verdicts_on_collectives(self) -> None:
         """Those of the CPU, from the same planted faults."""
         tests = ROOT / "test" / "torch_testing_ext"
-        path = os.pathsep.join(map(str, (ROOT, tests, tests / "_collectives")))
-        run = run_subject("verdicts.py", PYTHONPATH=path)
+        run = run_subject("verdicts.py", "-o", f"pythonpath={tests} {tests / '_collectives'}")
         failed = {name: run.messages[name] for name, outcome in run.outcomes.items() if outcome != "passed"}
         self.assertEqual(failed, {}, run.text + run.errors)
         self.assertEqual(len(run.outcomes), source_of("verdicts.py").count("def test_"))
@@ -108,8 +109,10 @@ class PytestTest(DeviceCase):
         report = self.root / "junit.xml"
         source = "import torch\ndef test_count(): assert torch.accelerator.device_count() == 4\n"
         self.write("test_count.py", source)
-        for options, environ in ((OPTIONS, {}), ((), {COUNT: "4"})):
-            done = run_python("-m", "pytest", *PLUGIN, *options, f"--junitxml={report}", self.root, **environ)
+        for run, options, environ in ((run_cold, OPTIONS, {}), (run_warm, (), {COUNT: "4"})):
+            words = ("-m", "pytest", *PLUGIN, *options, f"--junitxml={report}", str(self.root))
+            done = run(*words, cwd=self.root, env=clean_environ(**environ))
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("fake accelerators: 4, computed by the CPU", done.stdout)
             properties = [each.attrib for each in ElementTree.parse(report).iter("property")]
             self.assertIn({"name": "fake_accelerators", "value": "4"}, properties)
