@@ -1,4 +1,4 @@
-"""Prints the examples that each property suite runs by default, as JSON. test_replay.py runs this file.
+"""Prints, as JSON, Hypothesis' version and the examples that each suite runs by default. test_replay.py runs this file.
 
     python list_examples.py [--without-generator] [--without-database]
 
@@ -12,6 +12,8 @@ import unittest
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
+
+import hypothesis
 
 from torch_testing_ext._hypothesis import hypothesis_internals, property_run, replayed_examples
 from torch_testing_ext._hypothesis.property_roles import Leader, Participant
@@ -66,7 +68,7 @@ def main(*options):
                 for method in unittest.defaultTestLoader.getTestCaseNames(case):
                     if hasattr(getattr(case, method), "hypothesis"):
                         found[f"{file.stem}.{name}.{method}"] = examples_of(case, method)
-    print(json.dumps(found))
+    print(json.dumps({"hypothesis": hypothesis.__version__, "examples": found}))
 
 
 if __name__ == "__main__":

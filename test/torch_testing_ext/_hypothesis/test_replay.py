@@ -11,8 +11,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from kit.outcomes import AccountsResult
-from kit.processes import clean_environ, output_of_python, run_python
+from kit.processes import clean_environ, run_python
 from kit.ranks import Ranks
+from kit.warm import run_warm
 
 from torch_testing_ext._hypothesis import replayed_examples
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -123,8 +124,13 @@ class TestReplay(TestCase):
         self.assertNotIn("To repeat", report)
 
 
-def examples_of_suites(*options, **variables):
-    return json.loads(output_of_python(str(LIST_EXAMPLES), *options, **variables))
+def examples_of_suites(*options, before=""):
+    """The version of Hypothesis, and the examples. `before`: what a program does that then becomes the list."""
+    become = f"import runpy; runpy.run_path({str(LIST_EXAMPLES)!r}, run_name='__main__')"
+    done = run_warm("-c", f"{before}\n{become}", *options, cwd=ROOT, env=clean_environ())
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = json.loads(done.stdout)
+    return listed["hypothesis"], listed["examples"]
 
 
 @pytest.mark.slow
@@ -135,12 +141,13 @@ class TestSuites(TestCase):
     def setUpClass(cls):
         super().setUpClass()
         # It imports every suite.
-        cls.plain = examples_of_suites()
+        _, cls.plain = examples_of_suites()
 
     def test_every_property_has_examples_whatever_the_generator_and_the_database(self):
         self.assertGreater(len(self.plain), 30)
         self.assertEqual([name for name, examples in self.plain.items() if not examples], [])
-        self.assertEqual(examples_of_suites("--without-generator", "--without-database"), self.plain)
+        _, others = examples_of_suites("--without-generator", "--without-database")
+        self.assertEqual(others, self.plain)
 
     def test_another_version_of_hypothesis_with_network(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -148,10 +155,8 @@ class TestSuites(TestCase):
             installed = run_python("-m", "pip", "install", "--quiet", "--target", folder, other)
             if installed.returncode:
                 self.skipTest(f"pip cannot install {other} here: {installed.stderr[-200:]}")
-            path = os.pathsep.join([folder, clean_environ()["PYTHONPATH"]])
-            version = output_of_python("-c", "import hypothesis; print(hypothesis.__version__)", PYTHONPATH=path)
-            self.assertEqual(version.strip(), number)
-            self.assertEqual(examples_of_suites(PYTHONPATH=path), self.plain)
+            listed = examples_of_suites(before=f"import sys; sys.path.insert(0, {folder!r})")
+            self.assertEqual(listed, (number, self.plain))
 
 
 if __name__ == "__main__":
