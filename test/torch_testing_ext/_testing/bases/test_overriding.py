@@ -193,6 +193,10 @@ class Starts(Things):
         if self.rank == 1:
             threading.Event().wait()
 
+    def tells_and_raises_in_one(self):
+        self.tell("ran")
+        self.raises_in_one()
+
     def raises_a_long_text(self):
         raise ValueError("x" * 1_000_000)
 
@@ -286,9 +290,9 @@ class TestProcesses(TestCase):
 
     @pytest.mark.slow
     def test_processes_are_started_by_an_override(self):
-        seen, told = outcome_and_told(Starts("passes"))
-        self.assertEqual((seen.outcome, told), ("passed", ["ran", "ran"]), seen.message)
-        self.assertRegex(outcome_of(Starts("raises_in_one")).message, "rank 1 of 2 raised .*KeyError: 'k'")
+        seen, told = outcome_and_told(Starts("tells_and_raises_in_one"))
+        self.assertEqual((seen.outcome, told), ("error", ["ran", "ran"]), seen.message)
+        self.assertRegex(seen.message, "rank 1 of 2 raised .*KeyError: 'k'")
         self.assertEqual(multiprocessing.active_children(), [])
 
     def test_outcomes_of_such_processes(self):
