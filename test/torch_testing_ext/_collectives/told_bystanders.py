@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from kit.early_looks import TWO_LOOKS
 from kit.told import Programs
 
 PROGRAMS = Programs(__name__)
@@ -288,7 +289,7 @@ def a_late_stage(self):
     if self.rank < 3:
         dist.recv(torch.ones(4), self.rank + 1)
     else:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     if self.rank:
         dist.send(torch.ones(4), self.rank - 1)
 
@@ -343,9 +344,9 @@ def hooks_of_gradients(self):
 @quiet(size=4)
 def a_time_out_that_a_rank_expects(self):
     """The group of the impatient has a time-out of its own."""
-    pair = dist.new_group([0, 1], timeout=timedelta(seconds=2))
+    pair = dist.new_group([0, 1], timeout=timedelta(seconds=TWO_LOOKS))
     if self.rank == 0:
         with self.assertRaises(RuntimeError):
             dist.all_reduce(torch.ones(4), group=pair)
     else:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)

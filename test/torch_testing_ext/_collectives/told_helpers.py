@@ -13,6 +13,7 @@ from multiprocessing.pool import ThreadPool
 
 import torch
 import torch.distributed as dist
+from kit.early_looks import TWO_LOOKS
 from kit.told import Programs
 from told_threads import IN_A_RING, in_opposite_orders
 
@@ -265,14 +266,14 @@ def pools_of_all_kinds(self):
 
 @quiet(size=2)
 def a_late_pool(self):
-    train = in_order(self, 2.5)
+    train = in_order(self, TWO_LOOKS)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(train).result()
 
 
 @quiet(size=2)
 def a_late_pool_of_multiprocessing(self):
-    train = in_order(self, 2.5)
+    train = in_order(self, TWO_LOOKS)
     with ThreadPool(2) as pool:
         pool.apply(train)
 
@@ -285,7 +286,7 @@ def a_loop_with_a_timer_in_a_thread(self):
     thread.start()
 
     async def run():
-        await asyncio.sleep(2.5 * self.rank)
+        await asyncio.sleep(TWO_LOOKS * self.rank)
         dist.all_reduce(torch.ones(4))
 
     asyncio.run_coroutine_threadsafe(run(), loop).result()
@@ -295,14 +296,14 @@ def a_loop_with_a_timer_in_a_thread(self):
 
 @quiet(size=2)
 def a_late_future_of_torch(self):
-    train, result = in_order(self, 2.5), torch.futures.Future()
+    train, result = in_order(self, TWO_LOOKS), torch.futures.Future()
     threading.Thread(target=lambda: (train(), result.set_result(1))).start()
     result.wait()
 
 
 @quiet(size=2)
 def a_late_condition(self):
-    train, condition, results = in_order(self, 2.5), threading.Condition(), []
+    train, condition, results = in_order(self, TWO_LOOKS), threading.Condition(), []
 
     def run():
         train()
@@ -317,7 +318,7 @@ def a_late_condition(self):
 
 @quiet(size=2)
 def a_late_loop_in_a_thread(self):
-    train, loop = in_order(self, 2.5), asyncio.new_event_loop()
+    train, loop = in_order(self, TWO_LOOKS), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
@@ -387,7 +388,7 @@ def a_metric_beside_a_long_step(self):
     with ThreadPoolExecutor(1) as pool:
         metric = pool.submit(lambda: dist.all_reduce(torch.ones(1), group=group))
         if self.rank:
-            time.sleep(2.5)
+            time.sleep(TWO_LOOKS)
         dist.barrier()
         metric.result()
 
@@ -407,6 +408,6 @@ def two_checkpoints(self):
 @quiet(size=2)
 def a_timer_that_reports(self):
     group = dist.new_group()
-    timer = threading.Timer(0.2 + 2 * self.rank, lambda: dist.all_reduce(torch.ones(1), group=group))
+    timer = threading.Timer(0.2 + TWO_LOOKS * self.rank, lambda: dist.all_reduce(torch.ones(1), group=group))
     timer.start()
     timer.join()

@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from kit.told import Programs
+from kit.early_looks import TWO_LOOKS
+from kit.told import Programs, begin_last_call
 
 from torch_testing_ext.faults import call, exits, fault_point, faults, heal, kill, mark, raises, reached, restart, stop
 
@@ -17,11 +18,9 @@ PROGRAMS = Programs(__name__)
 KILLED = "after rank 2 was killed at all_reduce #2 by the fault: "
 AGAIN = "after rank 2 was killed at 'load' #1 by the fault: "
 ALONE = faults(kill(2, at=call(2)))
-# From the restart on, nothing is proven.
+# From the restart on, nothing is proven, and a restarted rank may import for seconds.
 BEGUN_AGAIN = faults(kill(2, at=mark("load")), restart(2), within=20)
 TWICE = faults(kill(2, at=mark("load")), kill(2, at=mark("load", incarnation=1)), restart(2, times=2), within=30)
-# Seconds in which ranks that wait are looked at twice, so that a false proof would be told.
-TWO_LOOKS = 2.5
 EXCEPTION = faults(raises(MemoryError("planned"), rank=1, at=call(2)))
 
 
@@ -178,6 +177,7 @@ def a_key_of_a_survivor_that_gives_up(self):
 )
 def a_barrier_of_the_second_process(self):
     begin_again(self)
+    begin_last_call(self)
     if self.incarnation:
         dist.barrier()  # rank 2
     dist.all_reduce(torch.ones(1))  # ranks 0, 1
@@ -192,6 +192,7 @@ def a_barrier_of_the_second_process(self):
 )
 def a_broadcast_of_the_third_process(self):
     begin_again(self)
+    begin_last_call(self)
     if self.incarnation == 2:
         dist.broadcast(torch.ones(1), 0)  # rank 2
     else:
@@ -208,6 +209,7 @@ def a_second_process_that_counts_from_its_checkpoint(self):
 @told(BEGUN_AGAIN, AGAIN, "rank 2 waits for ranks 0, 1 of 3 in init_process_group", needs_timeout=True)
 def a_second_process_in_another_world(self):
     fault_point("load")
+    begin_last_call(self)
     join(self, f"world {self.incarnation}", 3)
 
 

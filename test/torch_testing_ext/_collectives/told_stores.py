@@ -10,6 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from kit.early_looks import TWO_LOOKS
 from kit.told import Programs
 
 PROGRAMS = Programs(__name__)
@@ -182,7 +183,7 @@ def a_key_of_a_server_behind_a_prefix(self):
 @quiet(size=2)
 def a_late_rank(self):
     if self.rank == 1:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     join(self, self.rank, 2)
     dist.all_reduce(torch.ones(1))
 
@@ -191,7 +192,7 @@ def a_late_rank(self):
 def a_late_key(self):
     store = dist.FileStore(f"{self.file_name}.keys", 2)
     if self.rank == 1:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
         store.set("a", "")
         store.set("b", "")
     store.wait(["a", "b"])
@@ -203,7 +204,7 @@ def two_worlds_at_one_file(self):
     file = dist.FileStore(f"{self.file_name}.worlds", 3)
     place, size, prefix = (0, 1, "b") if self.rank == 2 else (self.rank, 2, "a")
     if self.rank == 1:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     dist.init_process_group("gloo", store=dist.PrefixStore(prefix, file), rank=place, world_size=size)
     dist.barrier()
 
@@ -212,7 +213,7 @@ def two_worlds_at_one_file(self):
 def a_wait_that_a_test_expects(self):
     store = dist.FileStore(f"{self.file_name}.keys", 2)
     with self.assertRaises(RuntimeError):
-        store.wait(["never"], timedelta(seconds=3))
+        store.wait(["never"], timedelta(seconds=TWO_LOOKS))
 
 
 @quiet(size=2)
@@ -220,6 +221,6 @@ def a_server_that_comes_late(self):
     dist.init_process_group("gloo", store=dist.FileStore(f"{self.file_name}.first", 2), rank=self.rank, world_size=2)
     port = free_port()
     if self.rank == 0:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     join_by_environment(self.rank, 2, port)
     dist.barrier()

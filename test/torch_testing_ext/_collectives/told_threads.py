@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from kit.early_looks import TWO_LOOKS
 from kit.told import Programs
 
 PROGRAMS = Programs(__name__)
@@ -234,7 +235,7 @@ def a_thread_that_comes_late(self):
     go_on = threading.Event()
 
     def train():
-        go_on.wait(3 if self.rank else 0)
+        go_on.wait(TWO_LOOKS if self.rank else 0)
         dist.all_reduce(torch.ones(4))
 
     thread = threading.Thread(target=train)
@@ -246,7 +247,7 @@ def a_thread_that_comes_late(self):
 def asyncio_that_goes_on_by_a_timer(self):
     async def main():
         if self.rank:
-            await asyncio.sleep(3)
+            await asyncio.sleep(TWO_LOOKS)
         await asyncio.to_thread(dist.all_reduce, torch.ones(4))
 
     asyncio.run(main())
@@ -261,7 +262,7 @@ def asyncio_that_a_socket_wakes(self):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         if self.rank:
-            timer = threading.Timer(3, lambda: theirs.send(b"x"))
+            timer = threading.Timer(TWO_LOOKS, lambda: theirs.send(b"x"))
             timer.start()
             await asyncio.get_running_loop().sock_recv(ours, 1)
         await asyncio.to_thread(dist.all_reduce, torch.ones(4))

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from kit.early_looks import TWO_LOOKS
 from kit.told import Programs
 
 PROGRAMS = Programs(__name__)
@@ -214,7 +215,7 @@ def a_root_that_only_one_knows(self):
 def late_to_a_monitored_barrier(self):
     dist.monitored_barrier()
     if self.rank == 1:
-        time.sleep(2.5)
+        time.sleep(TWO_LOOKS)
     dist.monitored_barrier(wait_all_ranks=True)
     dist.all_reduce(torch.ones(4))
 
@@ -237,7 +238,7 @@ def a_monitored_barrier_that_times_out(self):
     store = dist.distributed_c10d._get_default_store()
     if self.rank == 0:
         with self.assertRaises(RuntimeError):
-            dist.monitored_barrier(timeout=timedelta(seconds=2))
+            dist.monitored_barrier(timeout=timedelta(seconds=TWO_LOOKS))
         store.set("over", "")
     else:
         store.wait(["over"])

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,11 +20,16 @@ from unittest import mock
 from torch_testing_ext._collectives.failure import WHOLE_ACCOUNT
 from torch_testing_ext._testing.bases import ranked_test_case
 from torch_testing_ext.common_distributed import sanitize
+from torch_testing_ext.launch.watching import run_watcher
+from torch_testing_ext.launch.watching.rules import RankWatch, Step
 
+from .early_looks import early_looks
 from .outcomes import outcome_of
 from .ranks import Ranks, wait_for
 
 LEVELS = {1: (), 2: ("default",)}
+# Seconds that the last calls of ranks get, which do not end.
+_OF_LAST_CALLS = 2.0
 _OF_RANKS = re.compile(r"# (ranks? [\d, -]+\d)$")
 
 
@@ -37,7 +42,7 @@ class Program:
     """A program of all ranks. `told`: texts of the title, in order; () of a sound one. `seconds`: its time-out.
 
     `shown`: texts of its rows. `is_whole`: nothing is cut in them, and each is on one line. `faults`: a decorator.
-    `needs_timeout`: nothing is proven before.
+    `needs_timeout`: nothing is proven before. Its ranks say when they `begin_last_call`: then its time is soon over.
     """
 
     body: Callable[[Any], None]
@@ -139,15 +144,44 @@ def _run(program: Program, level: int) -> Any:
 
 def _meet(test: Any) -> None:
     """Wait until all ranks have joined the group: one that still does when another aborts has not called anything."""
-    files = [Path(f"{test.file_name}.joined{rank}") for rank in range(test.world_size)]
+    files = _files_of_ranks(test, "joined")
     files[test.rank].touch()
     wait_for(lambda: all(file.exists() for file in files))
 
 
+def begin_last_call(test: Any) -> None:
+    """In a rank: what comes next does not end."""
+    _files_of_ranks(test, "last")[test.rank].touch()
+
+
+def _files_of_ranks(test: Any, name: str) -> list[Path]:
+    return [Path(f"{test.file_name}.{name}{rank}") for rank in range(test.world_size)]
+
+
+def _time_is_over_in_last_calls(case: Any) -> Any:
+    """Let the time of the test be over when all ranks have begun their last calls for a while."""
+
+    class Watch(RankWatch):
+        """Asks again and again whether they have."""
+
+        has_limit = False
+
+        def step(self, now: float) -> Step:
+            if not self.has_limit and all(file.exists() for file in _files_of_ranks(case, "last")):
+                self.has_limit = True
+                self.limit(now + _OF_LAST_CALLS)
+            step = super().step(now)
+            return step if step.until is None else replace(step, until=min(step.until, now + 0.1))
+
+    return mock.patch.object(run_watcher, "RankWatch", Watch)
+
+
 def check_told(test: Any, programs: Programs, program: Program, level: int) -> None:
     """The screen has the title and the rows, and no time-out was needed, or only as the program says."""
-    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds):
-        seen = outcome_of(programs.case(program, level))
+    case = programs.case(program, level)
+    time_is_over = _time_is_over_in_last_calls(case) if program.needs_timeout else contextlib.nullcontext()
+    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds), early_looks(), time_is_over:
+        seen = outcome_of(case)
     test.assertIn(seen.outcome, ("failed", "error"), program.name)
     test.assertEqual("timed out after" in seen.message, program.needs_timeout, seen.message)
     beginning = seen.message.partition("common_distributed.Rank")[2]
@@ -174,7 +208,11 @@ def check_told(test: Any, programs: Programs, program: Program, level: int) -> N
 def check_quiet(test: Any, programs: Programs, program: Program, level: int) -> None:
     """The program passes, and not a word is said."""
     said = io.StringIO()
-    with mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds), contextlib.redirect_stderr(said):
+    with (
+        mock.patch.object(ranked_test_case, "TIMEOUT_DEFAULT", program.seconds),
+        early_looks(),
+        contextlib.redirect_stderr(said),
+    ):
         seen = outcome_of(programs.case(program, level))
     test.assertEqual(seen, ("passed", ""))
     test.assertEqual(said.getvalue(), "")

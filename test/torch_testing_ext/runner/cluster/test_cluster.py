@@ -51,8 +51,8 @@ class TestOnRay(ClusterCase):
         (self.root / "link").symlink_to("run_test.py")
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
         process = self.start_on(
-            self.cluster.address, "-ocluster.fake-gpus=true", "-ocluster.setup=touch set_up", "--results=results.json",
-            "--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json", "-ocluster.fetch=out",
+            self.cluster.address, "--cluster-nodes=2", "-ocluster.fake-gpus=true", "-ocluster.setup=touch set_up",
+            "--results=results.json", "--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json", "-ocluster.fetch=out",
             MINE="mine", EXPECTTEST_ACCEPT="1", MY_TOKEN="secret",
         )  # fmt: skip
         out = self.finish(process, 1)
