@@ -39,6 +39,17 @@ def each(cases, names=None):
     return pytest.mark.parametrize("case", params)
 
 
+def sound(cases):
+    """A mark that runs a test with each of the first cases alone, and with all others in one world.
+
+    A failure names its line, and with it the program.
+    """
+    cases = list(cases)
+    params = [pytest.param([case], id=getattr(case, "__name__", None) or str(case)) for case in cases[:QUICK]]
+    params.append(pytest.param(cases[QUICK:], id="others", marks=pytest.mark.slow))
+    return pytest.mark.parametrize("cases", params)
+
+
 def failure_of(function, size, *args, **options):
     with pytest.raises((RankError, RankFailure)) as caught:
         check_world(function, size, *args, **options)
@@ -56,9 +67,9 @@ def test_ddp(case):
     assert type(error) is (RankError if hangs else RankFailure), error
 
 
-@each(slips.DDP)
-def test_sound_ddp(case):
-    assert check_world(case, 3, False).warnings == []
+@sound(slips.DDP)
+def test_sound_ddp(cases):
+    assert check_world(slips.in_turn, 3, cases, False).warnings == []
 
 
 def test_a_cycle_through_the_reducer():
@@ -84,15 +95,15 @@ def test_branch(case):
     assert str(error).startswith(said)
 
 
-@each(slips.READS)
-def test_sound_read(case):
-    check_world(case, 3)
+@sound(slips.READS)
+def test_sound_read(cases):
+    check_world(slips.in_turn, 3, cases)
 
 
-@each(slips.UNREAD)
-def test_no_read(case):
+@sound(slips.UNREAD)
+def test_no_read(cases):
     """No size depends on the values."""
-    assert check_world(case, 3).warnings == []
+    assert check_world(slips.in_turn, 3, cases).warnings == []
 
 
 # -- objects
@@ -128,14 +139,14 @@ def test_work_that_nobody_waits_for(case):
     assert case.partition(" ")[0] in str(error).splitlines()[0]
 
 
-@each(slips.WORKS)
-def test_awaited_work(case):
-    check_world(slips.waits_for_work, 2, case)
+@sound(slips.WORKS)
+def test_awaited_work(cases):
+    check_world(slips.in_turn, 2, [functools.partial(slips.waits_for_work, op=case) for case in cases])
 
 
-@each(slips.WORKS)
-def test_work_whose_future_is_awaited(case):
-    check_world(slips.waits_for_future, 2, case)
+@sound(slips.WORKS)
+def test_work_whose_future_is_awaited(cases):
+    check_world(slips.in_turn, 2, [functools.partial(slips.waits_for_future, op=case) for case in cases])
 
 
 @each(slips.WRITES)
@@ -146,9 +157,9 @@ def test_buffer_before_wait(case):
     assert "before wait()" in str(error).splitlines()[0]
 
 
-@each(slips.WRITES)
-def test_buffer_after_wait(case):
-    check_world(slips.uses_after_wait, 2, case)
+@sound(slips.WRITES)
+def test_buffer_after_wait(cases):
+    check_world(slips.in_turn, 2, [functools.partial(slips.uses_after_wait, use=case) for case in cases])
 
 
 # -- receives from anybody
@@ -192,10 +203,10 @@ def test_chain_of_messages(buffered):
 
 @each(slips.ODD)
 def test_odd_rank(case):
-    error = failure_of(slips.odd_rank, 16, case)
+    error = failure_of(slips.odd_rank, 8, case)
     first, screen = str(error).splitlines()[0], str(error)
-    assert "rank 13" in first
-    assert any("rank 13 " in row for row in screen.splitlines()[1:4])
+    assert "rank 5" in first
+    assert any("rank 5 " in row for row in screen.splitlines()[1:4])
     if "exits" not in case and "killed" not in case:
         line = slips.unequal.__code__.co_firstlineno + 1 if case == "fails" else slips.ODD[case].__code__.co_firstlineno
         assert f"{FILE.name}:{line}" in screen
