@@ -50,10 +50,13 @@ class TestOnRay(ClusterCase):
         self.write("kept", "")
         (self.root / "link").symlink_to("run_test.py")
         subprocess.run(["git", "init", "-q", str(self.root)], check=True)
+        meeting = self.temporary / "meeting"
+        meeting.mkdir()
         process = self.start_on(
             self.cluster.address, "--cluster-nodes=2", "-ocluster.fake-gpus=true", "-ocluster.setup=touch set_up",
-            "--results=results.json", "--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json", "-ocluster.fetch=out",
-            MINE="mine", EXPECTTEST_ACCEPT="1", MY_TOKEN="secret",
+            "--results=results.json", "--junitxml=x.xml", "--html=x.html", "--perfetto=trace.json",
+            "-ocluster.fetch=out", MINE="mine", EXPECTTEST_ACCEPT="1", MY_TOKEN="secret",
+            MEETING=str(meeting),
         )  # fmt: skip
         out = self.finish(process, 1)
         self.assertEqual(out.splitlines()[-1], "6 passed, 2 failed, 2 skipped")
@@ -77,7 +80,7 @@ class TestOnRay(ClusterCase):
         self.assertIn("compiled files that git ignores are not sent to the nodes: built.so", out)
         again = f"run again:  python run_test.py --cluster {re.escape(self.cluster.address)} "
         test = "test/distributed/test_x.py::T::test_fails"
-        self.assertRegex(out, rf"{again}-o cluster.fake-gpus=true .*touch set_up.* {test}")
+        self.assertRegex(out, rf"{again}--cluster-nodes 2 -o cluster.fake-gpus=true .*touch set_up.* {test}")
         self.assertIn("127.0.0.2 gpu 0", (self.root / "x.html").read_text())
         self.assertIn("127.0.0.3 cpu 1", (self.root / "trace.json").read_text())
         self.assertNotRegex(self.stderr, r"(?i)\bray(let)?\b")
