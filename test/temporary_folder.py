@@ -5,6 +5,7 @@ The run has one of its own, and each of its workers a folder in that, so that ot
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -22,8 +23,7 @@ PATIENCE = 15.0
 _FIRST_SEEN = ".first-seen"
 # Names of what we make, or have made. All else is listed, but is no failure: PyTorch's own test classes leave files.
 OURS = ("torch_testing_ext", "torchelastic_", "fixture_project_", "gpu_check_", PREFIX)
-# pytest keeps the folders of its last three runs, and torch what it has compiled: some of that goes here, whatever
-# TORCHINDUCTOR_CACHE_DIR says. Both on purpose.
+# pytest keeps the folders of its last three runs, and torch what it has compiled. Both on purpose.
 _KEPT = ("pytest-of-", "torchinductor_")
 
 
@@ -71,8 +71,21 @@ class WorkerFolder:
         self.folder = Path(tempfile.gettempdir(), name.removeprefix("gw"))
         self.folder.mkdir(exist_ok=True)
         _use(self.folder)
+        self._share_compiled()
         self._pid = os.getpid()
         self._seen: set[str] = set()
+
+    def _share_compiled(self) -> None:
+        """Let torch find the headers of C++ that it has compiled, in 15 s of CPU, for another worker or run.
+
+        It looks for them in the temporary folder, whatever TORCHINDUCTOR_CACHE_DIR says.
+        """
+        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "precompiled_headers")
+        kept.mkdir(parents=True, exist_ok=True)
+        folder = self.folder / f"torchinductor_{getpass.getuser()}"
+        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # this is a worker's successor
+            (folder / kept.name).symlink_to(kept)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
