@@ -141,6 +141,13 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
+def tensor_of_bytes(content: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """The reverse of `bytes_of`."""
+    if not content:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+
+
 def find_part(local: torch.Tensor, whole: torch.Tensor, tolerance: float = 0.0) -> Part | None:
     """Find the rows or columns of a local tensor in a whole one. Those that are not there are padding, at most half.
 
