@@ -227,9 +227,21 @@ BY_MODULE = (
     (52, HALVES, ("first part lost",), "pp=2", "the gradient of the output of layers.0; after that of layers.1"),
 )
 
+# What one rank does otherwise, too: parts of trainings, and what is drawn by rank.
+IN_REFERENCE = {"dropout", "own balance", "in full", "unlimited", "seeded by rank", "bias by rank"}
+
 
 def planted(function, *mistakes):
     return lambda layout: function(layout, *mistakes)
+
+
+def by_reference(table):
+    """The rows of a table, in lists of those whose trainings are the same in one rank."""
+    found = {}
+    for row in table:
+        _, function, mistakes, *_ = row
+        found.setdefault((function, *sorted(IN_REFERENCE & {*mistakes})), []).append(row)
+    return found.values()
 
 
 def by_torch(parallelize, loads_first=True):
