@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,8 @@ def pytest_sessionfinish(session):
 # In pytest, both are a failure, or an error of a set-up or tear-down.
 FAILED = ("failed", "error", "timeout", "crashed", "unexpected success")
 TIMEOUT = 900.0
+# Runs torchtest with these words, in a folder and with more variables.
+Torchtest = Callable[[Sequence[str], Path, Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,12 @@ def ids_by_pytest(folder: Path, environ: Mapping[str, str]) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if "::" in line and not line.startswith(("ERROR", "  ")))
 
 
-def by_torchtest(folder: Path, environ: Mapping[str, str]) -> Ends:
-    """Run the tests of a project with torchtest."""
+def by_torchtest(folder: Path, environ: Mapping[str, str], run: Torchtest | None = None) -> Ends:
+    """Run the tests of a project with torchtest. `run`: how it is started, if not as users do."""
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "results.json")
-        command = _torchtest(f"--results={file}", f"--cache={temporary}/cache")
-        done = _run(command, folder, environ)
+        words = (f"--results={file}", f"--cache={temporary}/cache")
+        done = run(words, folder, environ) if run else _run(_torchtest(*words), folder, environ)
         results = json.loads(file.read_text()) if file.exists() else {"tests": []}
     outcomes = {test["id"]: end_of(test["outcome"]) for test in results["tests"]}
     return Ends(outcomes, done.returncode == 0, done.stdout + done.stderr)

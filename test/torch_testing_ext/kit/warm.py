@@ -45,6 +45,11 @@ sys.argv[:] = sys.argv[1:]
 sys.orig_argv[1:] = sys.argv
 del sys.path[0], sys.modules["kit"], sys.modules["kit.warm"], ServerOfTests, run_site
 path = sys.argv[0]
+if path == "-m":
+    import runpy
+    del sys.argv[0]
+    sys.path.insert(0, os.getcwd())
+    runpy._run_module_as_main(sys.argv[0])
 sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
 __file__ = os.path.abspath(path)
 exec(compile(open(path, "rb").read(), __file__, "exec"))
@@ -116,9 +121,26 @@ def start_run(
     stdout: int | IO[str] = subprocess.PIPE,
     stderr: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """Start `python run_test.py ...`, which imports no torch itself, and gets its preloaded server from the server."""
+    """Start `python run_test.py ...`, which imports no torch itself, and gets its preloaded server from the server.
+
+    `path`: a file, or `-m`. A run in CI (the variable), or with `--warm=off`, gets none.
+    """
     code = _RUNNER.format(folder=str(_KIT.parent), name=_server(env))
     return start_cold("-c", code, path, *words, cwd=cwd, env=env, stdout=stdout, stderr=stderr)
+
+
+def run_torchtest(
+    *words: str, cwd: Path | str, env: Mapping[str, str], timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m torch_testing_ext` to its end, with a preloaded server from the server."""
+    environ = {name: value for name, value in env.items() if name != "CI"}
+    with start_run("-m", "torch_testing_ext", *words, cwd=cwd, env=environ) as process:
+        try:
+            texts = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *texts)
 
 
 def start_agent(stream: socket.socket, errors: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

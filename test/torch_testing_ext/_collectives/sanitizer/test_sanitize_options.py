@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from kit.files import subject
-from kit.warm import run_warm
+from kit.warm import run_torchtest, run_warm
 
 from torch_testing_ext._collectives.sanitizer.sanitizer_kinds import ALL, DEFAULT, SanitizeKind, read_kinds
 from torch_testing_ext._testing.marks.settings_of_tests import kinds_of_test, sanitize
@@ -95,6 +95,14 @@ class SanitizeOptionsTest(unittest.TestCase):
             done = run_warm("-m", *command, cwd=folder, env=env)
         return done.returncode, done.stdout + done.stderr
 
+    def run_torchtest(self, text, *options):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "test_it.py").write_text(text)
+            env = {**os.environ, "PYTHONPATH": str(ROOT)}
+            command = ("-o", "tests=.", "test_it.py", "--cache", "cache", *options)
+            done = run_torchtest(*command, cwd=folder, env=env)
+        return done.returncode, done.stdout + done.stderr
+
     def test_pytest(self):
         command = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_testing_ext.pytest_plugin", "test_it.py"]
         code, said = self.run_in(MISMATCH, *command, "--sanitize=calls")
@@ -106,19 +114,17 @@ class SanitizeOptionsTest(unittest.TestCase):
 
     @pytest.mark.slow
     def test_run_test(self):
-        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
-        code, said = self.run_in(MISMATCH, *command, "--sanitize")
+        code, said = self.run_torchtest(MISMATCH, "--sanitize")
         self.assertEqual(code, 1, said)
         self.assertIn("rank 1 calls all_reduce [4] float32 max", said)
         self.assertIn("python -m torch_testing_ext --sanitize=default --cache cache test_it.py::T::test_it", said)
-        code, said = self.run_in(MISMATCH, *command, "--sanitize=nans")
+        code, said = self.run_torchtest(MISMATCH, "--sanitize=nans")
         self.assertEqual(code, 4, said)
         self.assertIn("'nans' is not a kind of check. Did you mean: nan", said)
 
     @pytest.mark.slow
     def test_run_test_warns_of_a_test_that_passes(self):
-        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache", "--sanitize"]
-        code, said = self.run_in(CROSSED, *command)
+        code, said = self.run_torchtest(CROSSED, "--sanitize")
         self.assertEqual(code, 0, said)
         for name in ("test_it.T.test_it", "test_marked"):
             self.assertIn(f"warning: {name}: ranks 0, 1 issue collectives in opposite orders: rank 0 issues", said)
@@ -127,7 +133,7 @@ class SanitizeOptionsTest(unittest.TestCase):
     @pytest.mark.slow
     def test_run_test_warns_once_of_what_each_process_says(self):
         """Of one thing that is said with other reasons, too; of each test for itself."""
-        code, said = self.run_in(TALKATIVE, "torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache")
+        code, said = self.run_torchtest(TALKATIVE)
         self.assertEqual(code, 0, said)
         live, _, summary = said.partition("2 passed in")
         for part in (live, summary):
@@ -145,14 +151,13 @@ class SanitizeOptionsTest(unittest.TestCase):
     @pytest.mark.slow
     def test_delays(self):
         """The same seed gives the same delays, and each run of a test another seed."""
-        command = ["torch_testing_ext", "-o", "tests=.", "test_it.py", "--cache", "cache"]
-        code, said = self.run_in(DELAYED, *command, "--repeat=3", "--delays=8")
+        code, said = self.run_torchtest(DELAYED, "--repeat=3", "--delays=8")
         self.assertEqual(code, 1, said)
         delays = set(re.findall("AssertionError: delays (.*)", said))
         self.assertEqual(len(delays), 3, said)
         for seed in (8, 9, 10):
             self.assertIn(f"--delays={seed} test_it.py::T::test_it", said)
-        _, again = self.run_in(DELAYED, *command, "--delays=9")
+        _, again = self.run_torchtest(DELAYED, "--delays=9")
         self.assertLess(set(re.findall("AssertionError: delays (.*)", again)), delays)
 
 
