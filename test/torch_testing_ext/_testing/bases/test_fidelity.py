@@ -22,7 +22,6 @@ import os
 from kit import process_state
 from torch_testing_ext.common_distributed import MultiProcessTestCase
 from torch_testing_ext.common_utils import run_tests
-{imports}
 
 class Subject(MultiProcessTestCase):
     world_size = 2
@@ -33,15 +32,18 @@ class Subject(MultiProcessTestCase):
 
     def test_writes(self):
         if self.rank == 0:
-            process_state.write(os.environ["STATE_FILE"])
+            process_state.write(os.path.join(os.environ["STATES"], type(self).__name__))
+
+{more}
 
 if __name__ == "__main__":
     run_tests()
 """
 # Patches that a kit might make while it prepares a rank.
-PATCHES = """
+PATCHED_SUBJECT = """
 import sys
 import torch
+from torch_testing_ext import launch
 from torch_testing_ext._torch.devices import first_accelerator_use
 prepare = first_accelerator_use.stop_noting
 
@@ -55,7 +57,12 @@ def patched():
     os.environ["PATCHED"] = "1"
     torch.library.define("patched::op", "(Tensor x) -> Tensor")
 
-first_accelerator_use.stop_noting = patched
+class ZPatched(Subject):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        launch.close()  # a new server inherits the patch
+        first_accelerator_use.stop_noting = patched
 """
 PATCHED = {
     *("torch.distributed.all_reduce", "torch.get_default_dtype()", "torch._C._get_mkldnn_enabled()", "sys.meta_path"),
@@ -75,41 +82,48 @@ def is_listed(name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in page())
 
 
-class TestFidelity(TestCase):
-    def setUp(self):
-        super().setUp()
+class States(TestCase):
+    """States of a rank of the subject, and of a new process that has imported what the rank had."""
+
+    words: tuple[object, ...] = ()
+    more = ""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-        self.environment = {
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "test" / "torch_testing_ext"), str(ROOT), *sys.path]),
-            "STATE_FILE": str(self.folder / "rank"),
-        }
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = Path(folder.name)
+        (cls.folder / "test_subject.py").write_text(SUBJECT.format(more=cls.more))
+        here = os.getcwd()
+        os.chdir(cls.folder)
+        try:
+            cls.run_program(*cls.words, "test_subject.py")
+            cls.run_program(ROOT / "test" / "torch_testing_ext" / "kit" / "process_state.py", "new", "Subject")
+        finally:
+            os.chdir(here)
 
-    def of_new_process(self) -> dict[str, str]:
-        """The state of a new process that has imported what the rank had."""
-        script = ROOT / "test" / "torch_testing_ext" / "kit" / "process_state.py"
-        done = run_python(script, self.folder / "new", self.folder / "rank", **self.environment)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return json.loads((self.folder / "new").read_text())
+    @classmethod
+    def run_program(cls, *words: object) -> None:
+        path = os.pathsep.join([str(ROOT / "test" / "torch_testing_ext"), str(ROOT), *sys.path])
+        done = run_python(*words, PYTHONPATH=path, STATES=str(cls.folder))
+        assert done.returncode == 0, done.stdout + done.stderr
 
-    def of_rank(self, *words: object, imports: str = "") -> dict[str, str]:
-        """The state of a rank of the subject, which an interpreter with these arguments runs."""
-        file = self.folder / "test_subject.py"
-        file.write_text(SUBJECT.format(imports=imports))
-        done = run_python(*words, file.name if words else file, **self.environment)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return json.loads((self.folder / "rank").read_text())
+    def state(self, name: str) -> dict[str, str]:
+        return json.loads((self.folder / name).read_text())
 
     def differences(self, rank: dict[str, str], new: dict[str, str]) -> Iterator[str]:
         for name in sorted(rank.keys() | new.keys()):
             if rank.get(name) != new.get(name) and not is_listed(name):
                 yield f"{name}: {rank.get(name)} in a rank, {new.get(name)} in a new process"
 
+
+class TestFidelity(States):
+    more = PATCHED_SUBJECT
+
     def test_a_rank_is_like_a_new_process(self):
         """But for what the page lists, and the page lists nothing that neither of them has."""
-        rank = self.of_rank()
-        new = self.of_new_process()
+        rank, new = self.state("Subject"), self.state("new")
         self.assertGreater(len(new), 10_000)
         self.assertEqual([*self.differences(rank, new)], [])
         known = {*rank, *new, "variable TORCH_TESTING_EXT_SEED"}
@@ -117,24 +131,22 @@ class TestFidelity(TestCase):
             known.add("torch.distributed.distributed_c10d.ProcessGroup.reconfigure")
         self.assertEqual([name for name in page() if not fnmatch.filter(known, name)], [])
 
-    def test_a_rank_under_run_test(self):
-        before = os.getcwd()
-        os.chdir(self.folder)
-        self.addCleanup(os.chdir, before)
-        runner = ("-m", "torch_testing_ext", "--cache", self.folder / "cache", "-o", "tests=.")
-        rank = self.of_rank(*runner)
+    def test_patches_are_found(self):
+        found = {line.partition(": ")[0] for line in self.differences(self.state("ZPatched"), self.state("new"))}
+        self.assertEqual(PATCHED - found, set())
+
+
+class TestUnderRunTest(States):
+    words = ("-m", "torch_testing_ext", "--cache", "cache", "-o", "tests=.")
+
+    def test_a_rank(self):
         of_pytest = page("### Under pytest")
-        found = [*self.differences(rank, self.of_new_process())]
+        found = [*self.differences(self.state("Subject"), self.state("new"))]
         unknown = [line for line in found if not any(fnmatch.fnmatchcase(line, f"{name}: *") for name in of_pytest)]
         self.assertEqual(unknown, [])
         for name in of_pytest:
             with self.subTest(name):
                 self.assertTrue(fnmatch.filter(found, f"{name}: *"))
-
-    def test_patches_are_found(self):
-        rank = self.of_rank(imports=PATCHES)
-        found = {line.partition(": ")[0] for line in self.differences(rank, self.of_new_process())}
-        self.assertEqual(PATCHED - found, set())
 
 
 if __name__ == "__main__":
