@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import find, strategies as st
 from kit.outcomes import AccountsResult
-from kit.processes import output_of_python
+from kit.processes import ROOT, clean_environ
 from kit.ranks import Ranks
+from kit.warm import run_warm
 from torch.distributed.tensor import Replicate, Shard
 
 from torch_testing_ext._hypothesis.strategies.world_strategies import MeshPlan
@@ -133,6 +134,11 @@ class Subjects:
         def test_fails(self, n, mine):
             dist.barrier()
             self.assertFalse(n > 100 and mine)
+
+        def passes_then_fails(self):
+            """Both in one start of ranks, each of which imports torch."""
+            self.test_passes()
+            self.test_fails()
 
 
 class NoException(BaseException):
@@ -252,22 +258,11 @@ class TestExamples(TestCase):
 
     @pytest.mark.slow
     def test_options_for_a_search(self):
-        for runner in (
-            (str(SUBJECT), "--hypothesis-profile=search"),
-            *[
-                (
-                    "-m",
-                    "pytest",
-                    "-q",
-                    "-p",
-                    "torch_testing_ext.pytest_plugin",
-                    "--hypothesis-profile=search",
-                    str(SUBJECT),
-                )
-            ],
-        ):
+        pytest_with_plugin = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "torch_testing_ext.pytest_plugin")
+        for runner in ((str(SUBJECT),), (*pytest_with_plugin, str(SUBJECT))):
             with self.subTest(runner=runner):
-                output_of_python(*runner)
+                done = run_warm(*runner, "--hypothesis-profile=search", cwd=ROOT, env=clean_environ())
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 @instantiate_parametrized_tests
@@ -287,16 +282,11 @@ class TestArguments(DTensorTestBase):
 
 @pytest.mark.slow
 class TestSpawned(TestCase):
-    def run_spawned(self, name):
-        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
-            return failure_of(Subjects.Everything(name))
-
-    def test_passes(self):
+    def test_passes_and_shrinks(self):
         self.assertIsNone(failure_of(Subjects.Everything("test_passes")))
-        self.assertIsNone(self.run_spawned("test_passes"))
-
-    def test_shrinks(self):
-        self.assertIn("test_fails(n=101, mine={rank 0: False, rank 1: True}) fails on", self.run_spawned("test_fails"))
+        with mock.patch.dict(os.environ, TORCH_TESTING_EXT_START="spawn"):
+            report = failure_of(Subjects.Everything("passes_then_fails"))
+        self.assertIn("test_fails(n=101, mine={rank 0: False, rank 1: True}) fails on", report)
 
 
 if __name__ == "__main__":
