@@ -61,7 +61,9 @@ HOSTS = {
     "function": function_in_ranks,
 }
 MARKED = f"""
+import sys
 import pytest
+sys.path.append({PATH!r})
 from kit.rank_faults import FAULTS, WORLD_SIZE
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if not fault.hangs])
@@ -116,7 +118,7 @@ class EveryHostTest(unittest.TestCase):
 
     @pytest.mark.slow
     def test_functions_of_pytest(self):
-        run = run_pytest({"test_x.py": MARKED}, PYTHONPATH=PATH)
+        run = run_pytest({"test_x.py": MARKED})
         self.assertEqual(len(run.outcomes), len(FAULTS), run.text + run.errors)
         for name, fault in FAULTS.items():
             with self.subTest(fault=name):

@@ -37,6 +37,12 @@ class Reduces(FourRanks):
         dist.all_reduce(torch.ones(1))
 
 
+class TwoReduce(Reduces):
+    """Each rank that is spawned imports torch."""
+
+    world_size = 2
+
+
 INTERRUPTS = """
 import os, signal
 from pathlib import Path
@@ -54,13 +60,6 @@ class StartTest(TestCase):
         launch.close()
         self.addCleanup(launch.close)
 
-    @pytest.mark.slow
-    def test_spawned_ranks(self):
-        with environ(TORCH_TESTING_EXT_START="spawn"), nothing_left(self):
-            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(start.launcher().server.method, StartMethod.SPAWN)
-            launch.close()
-
     def test_a_class_that_no_other_interpreter_has(self):
         with environ(TORCH_TESTING_EXT_START="spawn"):
             seen = outcome_of(local_class()("passes"))
@@ -70,14 +69,16 @@ class StartTest(TestCase):
 
     @pytest.mark.slow
     def test_changing_the_start_method_changes_the_server(self):
-        with environ(TORCH_TESTING_EXT_START="fork"):
+        with nothing_left(self):
+            with environ(TORCH_TESTING_EXT_START="fork"):
+                self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
+                self.assertIs(start.launcher().server.method, StartMethod.FORK)
+            with environ(TORCH_TESTING_EXT_START="spawn"):
+                self.assertEqual(outcome_of(TwoReduce("reduces")).outcome, "passed")
+                self.assertIs(start.launcher().server.method, StartMethod.SPAWN)
             self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
             self.assertIs(start.launcher().server.method, StartMethod.FORK)
-        with environ(TORCH_TESTING_EXT_START="spawn"):
-            self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-            self.assertIs(start.launcher().server.method, StartMethod.SPAWN)
-        self.assertEqual(outcome_of(Reduces("reduces")).outcome, "passed")
-        self.assertIs(start.launcher().server.method, StartMethod.FORK)
+            launch.close()
 
     @pytest.mark.slow
     def test_a_process_that_used_an_accelerator_and_has_made_groups(self):

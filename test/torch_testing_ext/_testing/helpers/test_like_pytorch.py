@@ -1,13 +1,12 @@
 """Names of common_utils and common_cuda do what PyTorch's do: two processes, one for each kit, answer the same."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from kit.processes import clean_environ
+from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, instantiate_parametrized_tests, parametrize, run_tests, subtest
 
@@ -30,10 +29,9 @@ AT_HOME = {"CI": "", "TEST_CONFIG": ""}
 
 
 def answers(kit, environment):
-    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {name: value for name, value in {**os.environ, "PYTHONPATH": path, **environment}.items() if value}
-    command = [sys.executable, str(PROBE), kit]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    """In a fork of a process that has imported torch, which reads none of these variables; a kit reads them."""
+    env = {name: value for name, value in {**clean_environ(), **environment}.items() if value}
+    done = run_warm(str(PROBE), kit, cwd=PROBE.parent, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -26,6 +26,7 @@ class TestBad(TestCase):
     @unittest.skipUnless(os.environ.get("BAD"), "only when asked for")
     def test_fails(self):
         here = "a local variable"  # noqa: F841
+        print("bad", os.getpid())
         self.assertEqual(1, 2)
 
     @unittest.skipUnless(os.environ.get("INTERRUPT"), "only when asked for")
