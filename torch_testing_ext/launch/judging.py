@@ -187,6 +187,11 @@ def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     return mismatch or known.get(FindingKind.RACE) or _abandoned(reports) or known.get(FindingKind.UNWAITED)
 
 
+def _cause_after_fault(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
+    """The fault in what survivors call. They may leave works and groups of those that they have lost as they are."""
+    return _mismatch(reports, expected) or _abandoned(reports)
+
+
 def _known(reports: Sequence[RankReport]) -> list[Finding]:
     """The findings of ranks that explain hangs and crashes, the gravest first."""
     found = (
@@ -198,7 +203,7 @@ def _known(reports: Sequence[RankReport]) -> list[Finding]:
 def _abandoned(reports: Sequence[RankReport]) -> Finding | None:
     waiting = [r.rank for r in reports if _lost_a_peer(r) or r.ending is RankEnding.STOPPED]
     alone = {r.rank: ended(r) for r in reports if r.rank not in waiting}
-    return first_abandoned(records_of(reports), alone, waiting) if waiting else None
+    return first_abandoned(_records_of_survivors(reports), alone, waiting) if waiting else None
 
 
 def _lost_a_peer(report: RankReport) -> bool:
@@ -223,9 +228,8 @@ def _failed(
 ) -> Verdict:
     culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
-    # Whoever has lost a rank by a fault of the test had to expect that.
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
-    cause = finding or (_mismatch(reports, expected) if has_fault else _cause(reports, expected))
+    cause = finding or (_cause_after_fault if has_fault else _cause)(reports, expected)
     if cause is not None and (
         _lost_a_peer(first)
         or _may_follow_from(cause, first)
@@ -254,6 +258,20 @@ def _failed(
 
 def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -> Finding | None:
     """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
+    # Collectives alone: messages of survivors are not compared.
+    survivors = [replace(record, messages={}) for record in _records_of_survivors(reports)]
+    if len(survivors) < 2:
+        return None
+    # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
+    later = first_mismatch(survivors, unless_raised=True)
+    return later if later is not None or unless_raised else first_mismatch(survivors)
+
+
+def _records_of_survivors(reports: Sequence[RankReport]) -> list[RankRecord]:
+    """The records of ranks that no fault has ended, in groups of which no process has died by a fault.
+
+    Whoever has lost a rank by a fault of the test had to expect that.
+    """
     dead = [r.rank for r in reports if r.ending is RankEnding.FAULT]
     begun_again = [r.rank for r in reports if r.rank not in dead and r.faults.ended_in(0)]
     records = records_of(reports)
@@ -267,12 +285,9 @@ def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -
                 if any(rank in group.members and _any_backend(key) not in keys.get(rank, ()) for rank in begun_again):
                     lost.add(_any_backend(key))
             calls = {key: of for key, of in record.calls.items() if _any_backend(key) not in lost}
-            survivors.append(replace(record, calls=calls, messages={}))
-    if len(survivors) < 2:
-        return None
-    # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
-    later = first_mismatch(survivors, unless_raised=True)
-    return later if later is not None or unless_raised else first_mismatch(survivors)
+            messages = {key: of for key, of in record.messages.items() if _any_backend(key) not in lost}
+            survivors.append(replace(record, calls=calls, messages=messages))
+    return survivors
 
 
 def _any_backend(key: GroupKey) -> GroupKey:

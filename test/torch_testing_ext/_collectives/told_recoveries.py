@@ -132,6 +132,25 @@ def crossed_groups_in_a_thread(self):
     in_thread(work)
 
 
+@told(ALONE, KILLED, "rank 0 left before all_reduce #2", "rank 1 is waiting in it")
+def a_survivor_that_leaves_early(self):
+    go_on(self)
+    dist.all_reduce(torch.ones(1))
+    if self.rank:
+        dist.all_reduce(torch.ones(1))  # rank 1
+
+
+@told(ALONE, KILLED, "rank 0 left before barrier", "rank 1 is waiting in it")
+def a_survivor_that_does_not_wait(self):
+    go_on(self)
+    dist.barrier()
+    work = dist.all_reduce(torch.ones(1), async_op=self.rank == 0)  # rank 0
+    if work is not None:
+        del work
+    else:
+        dist.barrier()  # rank 1
+
+
 # -- the way there
 
 
