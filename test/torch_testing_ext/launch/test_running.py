@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from kit.files import subject, write
-from kit.processes import ROOT, start_python
+from kit.processes import ROOT
 from kit.warm import run_warm
 
 from torch_testing_ext.common_utils import TestCase, run_tests
@@ -31,9 +31,9 @@ class RunningTest(TestCase):
         self.directory = Path(temporary.name)
         self.file = write(self.directory, "test_it.py", FILE)
 
-    def run_python(self, *arguments, code=0, **environment):
+    def run_python(self, *arguments, code=0, cwd=".", **environment):
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-        done = run_warm(*arguments, cwd=self.directory, env=environ, timeout=120, together=True)
+        done = run_warm(*arguments, cwd=self.directory / cwd, env=environ, timeout=120, together=True)
         self.assertEqual(done.returncode, code, done.stdout)
         return done.stdout
 
@@ -65,9 +65,7 @@ class RunningTest(TestCase):
     @pytest.mark.slow
     def test_from_another_directory(self):
         (self.directory / "elsewhere").mkdir()
-        main = start_python(str(self.file), "-k", "passes", cwd=self.directory / "elsewhere")
-        self.assertIn("Ran 1 test", main.communicate(timeout=60)[0])
-        self.assertEqual(main.returncode, 0)
+        self.assertIn("Ran 1 test", self.run_python(str(self.file), "-k", "passes", cwd="elsewhere"))
 
     def test_as_a_module(self):
         self.assertIn("Ran 1 test", self.run_python("-m", "unittest", "test_it.TestIt.test_passes"))
@@ -88,10 +86,8 @@ class RunningTest(TestCase):
 
     @pytest.mark.slow
     def test_spawned(self):
-        self.run_all(
-            lambda: self.run_python("test_it.py", "TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
-            lambda: self.run_python("-m", "unittest", "test_it.TestIt.test_passes", TORCH_TESTING_EXT_START="spawn"),
-        )
+        """Of a file; `test_in_a_package` has those of a module."""
+        self.run_python("test_it.py", "TestIt.test_passes", TORCH_TESTING_EXT_START="spawn")
 
     @pytest.mark.slow
     @unittest.skipUnless(find_spec("pytest"), "pytest is not installed")
