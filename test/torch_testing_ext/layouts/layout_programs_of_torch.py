@@ -124,8 +124,9 @@ def compiled(model, layout):
 
 
 def compiled_whole(model, layout):
-    parallel = ddp(model, layout)
-    return torch.compile(model if parallel is None else parallel, backend="aot_eager")
+    """The model with its DDP; the reference is not compiled."""
+    if layout.size("dp") > 1:
+        return torch.compile(ddp(model, layout), backend="aot_eager")
 
 
 def tensor_parallel(model, layout):
@@ -572,9 +573,10 @@ def with_evaluation(layout):
             model(ids)
 
 
-TIED = functools.partial(Transformer, 1, tied=True)
-CHECKPOINTED = functools.partial(Transformer, 2, checkpointed=True)
-DROPPING = functools.partial(Transformer, 1, dropout=0.3)
+ONE = functools.partial(Transformer, 1)
+DROPPING = functools.partial(Transformer, 2, dropout=0.3, checkpointed=True)
+# Tied, too.
+ALL = functools.partial(DROPPING, tied=True)
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 # A training by its name, and its layouts.
@@ -583,22 +585,17 @@ SOUND = {
     "ddp, SGD, torch's clipping": (functools.partial(train, parallelize=ddp, optimizer=SGD, clip=torch_clip), "dp=2"),
     "hsdp": (functools.partial(train, parallelize=hsdp), "dp_replicate=2 dp_shard=2", "dp_shard=2"),
     "fsdp2": (functools.partial(train, parallelize=fsdp2, clip=torch_clip), "dp=2"),
-    "fsdp2, kept": (
-        functools.partial(train, parallelize=functools.partial(fsdp2, reshard_after_forward=False)),
+    "fsdp2, kept, with all": (
+        functools.partial(train, parallelize=functools.partial(fsdp2, reshard_after_forward=False), model=ALL),
         "dp=2",
     ),
-    "fsdp2, tied": (functools.partial(train, parallelize=fsdp2, model=TIED), "dp=2"),
-    "ddp, tied": (functools.partial(train, parallelize=ddp, model=TIED), "dp=2"),
-    "ddp, checkpointed": (functools.partial(train, parallelize=ddp, model=CHECKPOINTED), "dp=2"),
-    "fsdp2, checkpointed": (functools.partial(train, parallelize=fsdp2, model=CHECKPOINTED), "dp=2"),
-    "tp, checkpointed": (functools.partial(train, parallelize=tensor_parallel, model=CHECKPOINTED), "tp=2"),
-    "ddp, dropout": (functools.partial(train, parallelize=ddp, model=DROPPING), "dp=2"),
-    "tp, dropout": (functools.partial(train, parallelize=tensor_parallel, model=DROPPING), "tp=2"),
+    "ddp, with all": (functools.partial(train, parallelize=ddp, model=ALL), "dp=2"),
+    "tp, checkpointed, dropout": (functools.partial(train, parallelize=tensor_parallel, model=DROPPING), "tp=2"),
     "tp": (functools.partial(train, parallelize=tensor_parallel), "tp=2", "tp=4"),
     "sp": (functools.partial(train, parallelize=sequence_parallel, clip=torch_clip), "tp=2"),
     "tp and fsdp2": (functools.partial(train, parallelize=tensor_parallel_and_fsdp2), "dp=2 tp=2"),
-    "compiled layers": (functools.partial(train, parallelize=compiled), "dp=2"),
-    "compiled model": (functools.partial(train, parallelize=compiled_whole), "dp=2"),
+    "compiled layers": (functools.partial(train, parallelize=compiled, model=ONE), "dp=2"),
+    "compiled model": (functools.partial(train, parallelize=compiled_whole, model=ONE), "dp=2"),
     "zero": (zero, "dp=2"),
     "accumulating": (ddp_accumulating, "dp=2"),
     "gpipe": (functools.partial(pipeline, schedule=ScheduleGPipe), "pp=2"),
@@ -611,7 +608,7 @@ SOUND = {
     "megatron by dims": (functools.partial(megatron, marked=False), "tp=2"),
     "loss cut by torch": (loss_cut_by_torch, "tp=2"),
     "experts by all-to-all": (experts, "ep=2", "ep=4", "dp=2 ep=2"),
-    "resharded": (resharded, "dp=2 -> tp=2", "tp=2 -> dp=2", "dp=2 tp=2 -> single", "single -> dp=2 tp=2"),
+    "resharded": (resharded, "dp=2 -> tp=2", "tp=2 -> dp=2", "dp=2 tp=2 -> single"),
     "with evaluation": (with_evaluation, "dp=2"),
     "fsdp1": (functools.partial(train, parallelize=fsdp1, clip=None), "dp=2"),
 }
