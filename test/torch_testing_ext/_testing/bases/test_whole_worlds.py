@@ -208,7 +208,7 @@ class SoundTest(TestCase):
         self.assertEqual(check_world(programs.checked_barrier, 2).calls(op="barrier"), [1, 1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class LargeSoundTest(TestCase):
     """The same, on 64 ranks."""
 

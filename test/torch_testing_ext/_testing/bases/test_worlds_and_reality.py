@@ -168,7 +168,7 @@ class RandomProgramsTest(Case):
         self.assertIs(self.of_number(6, "group"), RankError)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class ManyRandomProgramsTest(Case):
     def test_forty(self):
         verdicts = [self.of_number(number, (None, *FAULTS)[number % 7]) for number in range(100, 142)]
