@@ -33,13 +33,18 @@ def failure_text(item: Any, error: BaseException) -> str:
     raised = exception_info(error)
     shown = item.repr_failure(raised)
     if isinstance(shown, ExceptionChainRepr) and item.config.getoption("tbstyle", "auto") == "auto":
-        short = item._repr_failure_py(raised, style="short")
-        for (traceback, *_), (of_short, *_) in zip(shown.chain, short.chain, strict=True):
-            *entries, last = traceback.reprentries
-            place = getattr(last, "reprfileloc", None)
-            if place is not None and is_library(place.path):
-                traceback.reprentries = [*entries, of_short.reprentries[-1]]
+        tracebacks = [traceback for traceback, *_ in shown.chain]
+        if any(map(_ends_in_library, tracebacks)):
+            short = item._repr_failure_py(raised, style="short")
+            for traceback, (of_short, *_) in zip(tracebacks, short.chain, strict=True):
+                if _ends_in_library(traceback):
+                    traceback.reprentries = [*traceback.reprentries[:-1], of_short.reprentries[-1]]
     return str(shown)
+
+
+def _ends_in_library(traceback: Any) -> bool:
+    place = getattr(traceback.reprentries[-1], "reprfileloc", None)
+    return place is not None and is_library(place.path)
 
 
 def text_of(report: Any) -> str:
