@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 from kit.outcomes import outcome_of
 from kit.ranks import Ranks, wait_for
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from torch_testing_ext._testing.bases import ranked_test_case
+from torch_testing_ext.common_distributed import skip_if_lt_x_gpu
+from torch_testing_ext.common_fsdp import FSDPTest
 from torch_testing_ext.common_utils import run_tests
 from torch_testing_ext.distributed._tensor.common_dtensor import DTensorTestBase, with_comms
 from torch_testing_ext.faults import (
@@ -230,11 +234,39 @@ class OfDTensor(DTensorTestBase):
     @with_comms
     @faults(kill(1, at=call(2)), within=60)
     def survives(self):
-        try:
+        self.all_reduce_until_one_dies()
+
+    @staticmethod
+    def all_reduce_until_one_dies():
+        with contextlib.suppress(RuntimeError):
             for _ in range(3):
                 dist.all_reduce(torch.ones(1))
-        except RuntimeError:
-            return
+
+
+class OfFSDP(FSDPTest):
+    world_size = 2
+
+    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    @faults(kill(1, at=call(2)), within=60)
+    def survives(self):
+        OfDTensor.all_reduce_until_one_dies()
+
+    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    @faults(kill(1, at=mark("trained")), within=60)
+    def trains(self):
+        model = fully_shard(nn.Linear(4, 4))
+        model(torch.ones(1, 4)).sum().backward()
+        fault_point("trained")
+        with contextlib.suppress(RuntimeError):
+            model(torch.ones(1, 4))
+
+    @skip_if_lt_x_gpu(2, allow_cpu=True)
+    @faults(kill(1, at=mark("trained")), within=60)
+    def trains_on(self):
+        model = fully_shard(nn.Linear(4, 4))
+        model(torch.ones(1, 4)).sum().backward()
+        fault_point("trained")
+        model(torch.ones(1, 4))
 
 
 class RecoveryTest(unittest.TestCase):
@@ -311,6 +343,12 @@ class RecoveryTest(unittest.TestCase):
 
     def test_a_base_with_a_barrier_at_its_end_survives_a_death(self):
         self.assert_passes(OfDTensor("survives"))
+        for name in ("survives", "trains"):
+            with self.subTest(name):
+                self.assert_passes(OfFSDP(name))
+        self.assert_told(
+            OfFSDP("trains_on"), "after rank 1 was killed at 'trained' #1 by the fault: rank 0 of 2 raised RuntimeError"
+        )
 
 
 class RefusedTest(unittest.TestCase):
