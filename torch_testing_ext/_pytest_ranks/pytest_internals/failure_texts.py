@@ -33,18 +33,13 @@ def failure_text(item: Any, error: BaseException) -> str:
     raised = exception_info(error)
     shown = item.repr_failure(raised)
     if isinstance(shown, ExceptionChainRepr) and item.config.getoption("tbstyle", "auto") == "auto":
-        tracebacks = [traceback for traceback, *_ in shown.chain]
-        if any(map(_ends_in_library, tracebacks)):
-            short = item._repr_failure_py(raised, style="short")
-            for traceback, (of_short, *_) in zip(tracebacks, short.chain, strict=True):
-                if _ends_in_library(traceback):
-                    traceback.reprentries = [*traceback.reprentries[:-1], of_short.reprentries[-1]]
+        places = [getattr(traceback.reprentries[-1], "reprfileloc", None) for traceback, *_ in shown.chain]
+        of_library = [place is not None and is_library(place.path) for place in places]
+        short = item._repr_failure_py(raised, style="short") if any(of_library) else shown
+        for (traceback, *_), (of_short, *_), is_of_library in zip(shown.chain, short.chain, of_library, strict=True):
+            if is_of_library:
+                traceback.reprentries = [*traceback.reprentries[:-1], of_short.reprentries[-1]]
     return str(shown)
-
-
-def _ends_in_library(traceback: Any) -> bool:
-    place = getattr(traceback.reprentries[-1], "reprfileloc", None)
-    return place is not None and is_library(place.path)
 
 
 def text_of(report: Any) -> str:
