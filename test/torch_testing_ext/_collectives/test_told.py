@@ -78,19 +78,22 @@ class UnrecordedTest(unittest.TestCase):
     """Roots and monitored barriers, which torch's recorders leave out."""
 
 
+# For each level.
+MORE = (pytest.mark.slow, pytest.mark.nightly)
+
 add_tests(CausesTest, told_causes.PROGRAMS)
 add_tests(DeadThreadsTest, told_dead_threads.PROGRAMS)
 add_tests(ElsewhereTest, told_elsewhere.PROGRAMS)
 add_tests(InnocentTest, told_innocent.PROGRAMS)
-add_tests(RecoveriesTest, told_recoveries.PROGRAMS, pytest.mark.slow)
-add_tests(StoresTest, told_stores.PROGRAMS, pytest.mark.slow)
-add_tests(ThreadsTest, told_threads.PROGRAMS, pytest.mark.slow)
+add_tests(RecoveriesTest, told_recoveries.PROGRAMS, *MORE)
+add_tests(StoresTest, told_stores.PROGRAMS, *MORE)
+add_tests(ThreadsTest, told_threads.PROGRAMS, *MORE)
 add_tests(UnevenTest, told_uneven.PROGRAMS)
-add_tests(UnrecordedTest, told_unrecorded.PROGRAMS, pytest.mark.slow)
-add_tests(RaggedTest, told_ragged.PROGRAMS, pytest.mark.slow)
-add_tests(BystandersTest, told_bystanders.PROGRAMS, pytest.mark.slow)
-add_tests(HelpersTest, told_helpers.PROGRAMS, pytest.mark.slow)
-add_tests(ShortTextsTest, told_short.PROGRAMS, pytest.mark.slow)
+add_tests(UnrecordedTest, told_unrecorded.PROGRAMS, *MORE)
+add_tests(RaggedTest, told_ragged.PROGRAMS, *MORE)
+add_tests(BystandersTest, told_bystanders.PROGRAMS, *MORE)
+add_tests(HelpersTest, told_helpers.PROGRAMS, *MORE)
+add_tests(ShortTextsTest, told_short.PROGRAMS, *MORE)
 add_tests(LongTextsTest, told_in_a_file_with_a_rather_long_name.PROGRAMS)
 
 

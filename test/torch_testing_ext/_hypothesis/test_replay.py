@@ -149,6 +149,7 @@ class TestSuites(TestCase):
         _, others = examples_of_suites("--without-generator", "--without-database")
         self.assertEqual(others, self.plain)
 
+    @pytest.mark.nightly
     def test_another_version_of_hypothesis_with_network(self):
         with tempfile.TemporaryDirectory() as folder:
             other, number = OLDEST.search((ROOT / ".ci" / "oldest.txt").read_text()).groups()

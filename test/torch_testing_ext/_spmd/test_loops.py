@@ -78,7 +78,7 @@ class TestLoopsOnOneRank(TestLoops):
     world_size = 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestLoopsOnThreeRanks(TestLoops):
     """The rows of most parameters are uneven, and the last rank has none of some."""
 

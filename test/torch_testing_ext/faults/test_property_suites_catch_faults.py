@@ -23,7 +23,7 @@ from torch_testing_ext._hypothesis import hypothesis_internals
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 from torch_testing_ext.hypothesis_utils import Phase, settings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 redistribute = load("properties/test_redistribute_properties.py")
 c10d = load("properties/test_c10d_properties.py")

@@ -22,7 +22,7 @@ from torch._inductor.fx_passes import ddp_fusion
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 suite = load("_composable/test_replicate_with_compiler.py")
 

@@ -218,13 +218,14 @@ def check_quiet(test: Any, programs: Programs, program: Program, level: int) -> 
     test.assertEqual(said.getvalue(), "")
 
 
-def add_tests(cls: Any, programs: Programs, mark: Callable[[Any], Any] = _as_it_is) -> None:
-    """Give the class a test for each program at each level."""
+def add_tests(cls: Any, programs: Programs, *marks: Callable[[Any], Any]) -> None:
+    """Give the class a test for each program at each level. `marks`: for each level, if there are any."""
     for kind, check in (("planted", check_told), ("sound", check_quiet)):
         for program in getattr(programs, kind):
             for level in program.levels:
                 name = f"test_{program.name}_at_level_{level}"
                 assert not hasattr(cls, name), name
+                mark = marks[level - 1] if marks else _as_it_is
                 setattr(cls, name, mark(_test(check, programs, program, level)))
 
 

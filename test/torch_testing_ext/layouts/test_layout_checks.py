@@ -68,7 +68,7 @@ class PlantedMistakesTest(LayoutCase):
     def test_each(self):
         self.check_table(tables.PLANTED, self.check_finding)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_variants(self):
         self.check_table(tables.VARIANTS, self.check_finding)
 

@@ -26,6 +26,7 @@ class SoundLayoutsTest(TestCase):
                     self.assertTrue(left_out == expected or name == FLAT, left_out)
                     self.assertGreater(report.compared, 30)
 
+    @pytest.mark.nightly
     def test_bfloat16(self):
         for name in LOW_PRECISION:
             train, text, *_ = programs.SOUND[name]

@@ -33,7 +33,7 @@ def each(cases, names=None):
     cases = list(cases)
     names = names or [getattr(case, "__name__", None) or str(case) for case in cases]
     params = [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] * (number >= QUICK))
+        pytest.param(case, id=name, marks=[pytest.mark.nightly] * (number >= QUICK))
         for number, (case, name) in enumerate(zip(cases, names, strict=True))
     ]
     return pytest.mark.parametrize("case", params)
@@ -46,7 +46,7 @@ def sound(cases):
     """
     cases = list(cases)
     params = [pytest.param([case], id=getattr(case, "__name__", None) or str(case)) for case in cases[:QUICK]]
-    params.append(pytest.param(cases[QUICK:], id="others", marks=pytest.mark.slow))
+    params.append(pytest.param(cases[QUICK:], id="others", marks=pytest.mark.nightly))
     return pytest.mark.parametrize("cases", params)
 
 

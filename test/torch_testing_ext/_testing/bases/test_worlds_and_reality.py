@@ -176,7 +176,7 @@ class ManyRandomProgramsTest(Case):
             self.assertGreaterEqual(verdicts.count(verdict), 5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class SuitesTest(Case):
     """The programs of the property suites, all of which are sound as they are."""
 
