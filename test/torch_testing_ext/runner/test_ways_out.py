@@ -431,6 +431,7 @@ class T(unittest.TestCase):
         self.write(FILE, self.FILLS.replace("SIZE", "pass"))
         self.check_filled(self.finish(self.start_on("nr_inodes=40"), 0, 1))
 
+    @pytest.mark.nightly
     def test_of_files_at_every_step(self):
         """With one more file each time, another step fails first; in the end, none does."""
         self.write(FILE, SIMPLE)

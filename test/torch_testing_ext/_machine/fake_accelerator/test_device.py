@@ -197,6 +197,7 @@ NO_TRITON = "inductor needs Triton, and support for it here"
 COMPILED_FOR_DEVICES = [f"test_compile_{name}" for name in ("gpu", "gpu_ac", "bf16", "fp16", "backward_only")]
 
 
+@pytest.mark.nightly
 class SuitesTest(DeviceCase):
     """The suites on four devices: each test ends as on the CPU, where all pass, or is listed here with the reason."""
 
