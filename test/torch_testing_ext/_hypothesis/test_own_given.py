@@ -78,7 +78,7 @@ class InPytestTest(FolderCase):
             self.assertIn(SMALLEST, run.messages[name])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class InTorchtestTest(RunsCase):
     def test_outcomes(self):
         self.write("test/test_x.py", SOURCE)

@@ -67,7 +67,7 @@ class BudgetsTest(PytestCase):
 SOUND = subject(__file__, "sound_traffic.py")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class SoundStepsTest(PytestCase):
     """Steps in which nothing is wrong are counted as torch's profiler counts them, and keep the budgets they wrote."""
 

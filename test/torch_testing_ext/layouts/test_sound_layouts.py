@@ -13,7 +13,7 @@ CUT_BY_POSITIONS = {"the samples": "a sequence axis cuts them"}
 LOW_PRECISION = ("ddp", "fsdp2", "tp", "1f1b", "megatron", "ring")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class SoundLayoutsTest(TestCase):
     def test_float64(self):
         # What the compiler imports is imported once, before ranks are forked.
@@ -26,7 +26,6 @@ class SoundLayoutsTest(TestCase):
                     self.assertTrue(left_out == expected or name == FLAT, left_out)
                     self.assertGreater(report.compared, 30)
 
-    @pytest.mark.nightly
     def test_bfloat16(self):
         for name in LOW_PRECISION:
             train, text, *_ = programs.SOUND[name]

@@ -11,7 +11,7 @@ from kit.ray_cluster import HAS_RAY, ClusterCase, RayCluster, command_line
 
 from torch_testing_ext.common_utils import instantiate_parametrized_tests, parametrize, run_tests
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NODE = "127.0.0.5"  # the only one on which tests run; it joins for each run
 SUITE = """
