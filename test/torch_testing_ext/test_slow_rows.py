@@ -13,7 +13,7 @@ import torch_testing_ext
 ROOT = Path(torch_testing_ext.__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "test"))
 
-from slow_rows import NIGHTLY_ROWS, SLOW_ROWS, marks_of_row  # noqa: E402
+from slow_rows import NIGHTLY_ROWS, OURS, SLOW_ROWS, marks_of_row  # noqa: E402
 
 COLLECT = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "slow", "test")
 
@@ -23,7 +23,7 @@ class SlowRowsTest(unittest.TestCase):
         for name, marks in {
             "distributed/properties/test_c10d_properties.py::TestCollectives::test_a": ("nightly",),
             "distributed/properties/test_fault_tolerance.py::TestRecovery::test_a": (),
-            "torch_testing_ext/test_expected_faults.py::ATest::test_kill_at_step": ("slow",),
+            f"{OURS}test_expected_faults.py::ATest::test_kill_at_step": ("slow",),
         }.items():
             self.assertEqual(marks_of_row(f"test/{name}"), marks)
 

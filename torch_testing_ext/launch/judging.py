@@ -187,11 +187,6 @@ def _cause(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
     return mismatch or known.get(FindingKind.RACE) or _abandoned(reports) or known.get(FindingKind.UNWAITED)
 
 
-def _cause_after_fault(reports: Sequence[RankReport], expected: Expected) -> Finding | None:
-    """The fault in what survivors call. They may leave works and groups of those that they have lost as they are."""
-    return _mismatch(reports, expected) or _abandoned(reports)
-
-
 def _known(reports: Sequence[RankReport]) -> list[Finding]:
     """The findings of ranks that explain hangs and crashes, the gravest first."""
     found = (
@@ -229,7 +224,7 @@ def _failed(
     culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
-    cause = finding or (_cause_after_fault if has_fault else _cause)(reports, expected)
+    cause = finding or (_mismatch(reports, expected) or _abandoned(reports) if has_fault else _cause(reports, expected))
     if cause is not None and (
         _lost_a_peer(first)
         or _may_follow_from(cause, first)
@@ -268,10 +263,7 @@ def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -
 
 
 def _records_of_survivors(reports: Sequence[RankReport]) -> list[RankRecord]:
-    """The records of ranks that no fault has ended, in groups of which no process has died by a fault.
-
-    Whoever has lost a rank by a fault of the test had to expect that.
-    """
+    """The records of ranks that no fault has ended, in groups of which no process has died by a fault."""
     dead = [r.rank for r in reports if r.ending is RankEnding.FAULT]
     begun_again = [r.rank for r in reports if r.rank not in dead and r.faults.ended_in(0)]
     records = records_of(reports)

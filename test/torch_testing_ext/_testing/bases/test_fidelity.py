@@ -45,9 +45,8 @@ import sys
 import torch
 from torch_testing_ext import launch
 from torch_testing_ext._torch.devices import first_accelerator_use
-prepare = first_accelerator_use.stop_noting
 
-def patched():
+def patched(prepare=first_accelerator_use.stop_noting):
     prepare()
     torch.distributed.all_reduce = lambda *args, **kwargs: None
     torch.distributed.FileStore.get = lambda *args: b""
@@ -62,8 +61,7 @@ class ZPatched(Subject):
     def setUpClass(cls):
         super().setUpClass()
         launch.close()  # a new server inherits the patch
-        first_accelerator_use.stop_noting = patched
-"""
+        first_accelerator_use.stop_noting = patched"""
 PATCHED = {
     *("torch.distributed.all_reduce", "torch.get_default_dtype()", "torch._C._get_mkldnn_enabled()", "sys.meta_path"),
     *("variable PATCHED", "operators"),
