@@ -37,6 +37,12 @@ from torch_testing_ext.faults import (
 )
 
 
+def all_reduce_until_one_dies():
+    with contextlib.suppress(RuntimeError):
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+
+
 class Recovering(Ranks):
     """Programs: each method is a test of its own, by `outcome_of`."""
 
@@ -149,9 +155,7 @@ class Recovering(Ranks):
         """After rank 2 has begun again, all are in a new world."""
         if not self.incarnation:
             self.join(0)
-            with contextlib.suppress(RuntimeError):
-                for _ in range(3):
-                    dist.all_reduce(torch.ones(1))
+            all_reduce_until_one_dies()
             dist.destroy_process_group()
         self.join(1, seconds=seconds)
 
@@ -234,13 +238,7 @@ class OfDTensor(DTensorTestBase):
     @with_comms
     @faults(kill(1, at=call(2)), within=60)
     def survives(self):
-        self.all_reduce_until_one_dies()
-
-    @staticmethod
-    def all_reduce_until_one_dies():
-        with contextlib.suppress(RuntimeError):
-            for _ in range(3):
-                dist.all_reduce(torch.ones(1))
+        all_reduce_until_one_dies()
 
 
 class OfFSDP(FSDPTest):
@@ -249,24 +247,25 @@ class OfFSDP(FSDPTest):
     @skip_if_lt_x_gpu(2, allow_cpu=True)
     @faults(kill(1, at=call(2)), within=60)
     def survives(self):
-        OfDTensor.all_reduce_until_one_dies()
+        all_reduce_until_one_dies()
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
     @faults(kill(1, at=mark("trained")), within=60)
     def trains(self):
-        model = fully_shard(nn.Linear(4, 4))
-        model(torch.ones(1, 4)).sum().backward()
-        fault_point("trained")
+        model = self.train_once()
         with contextlib.suppress(RuntimeError):
             model(torch.ones(1, 4))
 
     @skip_if_lt_x_gpu(2, allow_cpu=True)
     @faults(kill(1, at=mark("trained")), within=60)
     def trains_on(self):
+        self.train_once()(torch.ones(1, 4))
+
+    def train_once(self):
         model = fully_shard(nn.Linear(4, 4))
         model(torch.ones(1, 4)).sum().backward()
         fault_point("trained")
-        model(torch.ones(1, 4))
+        return model
 
 
 class RecoveryTest(unittest.TestCase):

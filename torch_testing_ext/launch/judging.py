@@ -223,6 +223,7 @@ def _failed(
 ) -> Verdict:
     culprits = sorted(deciding, key=lambda r: (_lost_a_peer(r), r.ended, r.rank))
     first = culprits[0]
+    # Whoever has lost a rank by a fault of the test had to expect that.
     has_fault = any(r.ending is RankEnding.FAULT for r in reports)
     cause = finding or (_mismatch(reports, expected) or _abandoned(reports) if has_fault else _cause(reports, expected))
     if cause is not None and (

@@ -89,18 +89,16 @@ class SanitizeOptionsTest(unittest.TestCase):
         )
 
     def run_in(self, text, *command):
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "test_it.py").write_text(text)
-            env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            done = run_warm("-m", *command, cwd=folder, env=env)
-        return done.returncode, done.stdout + done.stderr
+        return self.run_by(run_warm, text, "-m", *command)
 
     def run_torchtest(self, text, *options):
+        return self.run_by(run_torchtest, text, "-o", "tests=.", "test_it.py", "--cache", "cache", *options)
+
+    def run_by(self, run, text, *words):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "test_it.py").write_text(text)
             env = {**os.environ, "PYTHONPATH": str(ROOT)}
-            command = ("-o", "tests=.", "test_it.py", "--cache", "cache", *options)
-            done = run_torchtest(*command, cwd=folder, env=env)
+            done = run(*words, cwd=folder, env=env)
         return done.returncode, done.stdout + done.stderr
 
     def test_pytest(self):
