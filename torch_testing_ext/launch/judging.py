@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch_testing_ext._collectives.findings.abandoned_calls import ended_under_way, first_abandoned
+from torch_testing_ext._collectives.findings.abandoned_calls import (
+    ended_under_way,
+    first_abandoned,
+    latest_call_in_words,
+)
 from torch_testing_ext._collectives.findings.finding import Doing, Finding, FindingKind
 from torch_testing_ext._collectives.findings.mismatches import first_mismatch
 from torch_testing_ext._collectives.findings.other_members import first_unlike_lists
@@ -233,9 +237,11 @@ def _failed(
     ):
         return _found(reports, cause, case)
     passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
-    if first.error.cause is Cause.LOST_PEER and passed and not has_fault:
-        lost = [r.rank for r in reports if _lost_a_peer(r)]
-        under_way = ended_under_way(records_of(reports), passed, lost)
+    if first.error.cause is Cause.LOST_PEER and passed:
+        # Of whom a fault has ended nothing is to be told, nor of calls with them.
+        latest = {record.rank: latest_call_in_words(record) for record in records_of(reports)}
+        kept = [one for one in _records_of_survivors(reports) if latest_call_in_words(one) == latest[one.rank]]
+        under_way = ended_under_way(kept, passed, [r.rank for r in reports if _lost_a_peer(r)])
         if under_way is not None:
             return _found(reports, under_way, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
@@ -256,8 +262,6 @@ def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -
     """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
     # Collectives alone: messages of survivors are not compared.
     survivors = [replace(record, messages={}) for record in _records_of_survivors(reports)]
-    if len(survivors) < 2:
-        return None
     # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
     later = first_mismatch(survivors, unless_raised=True)
     return later if later is not None or unless_raised else first_mismatch(survivors)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import threading
 import time
 from datetime import timedelta
@@ -140,15 +142,19 @@ def a_survivor_that_leaves_early(self):
         dist.all_reduce(torch.ones(1))  # rank 1
 
 
-@told(ALONE, KILLED, "rank 0 left before barrier", "rank 1 is waiting in it")
+@told(ALONE, KILLED, "rank 1 lost rank 0 in all_reduce #2, which had ended")
 def a_survivor_that_does_not_wait(self):
     go_on(self)
-    dist.barrier()
-    work = dist.all_reduce(torch.ones(1), async_op=self.rank == 0)  # rank 0
-    if work is not None:
-        del work
-    else:
-        dist.barrier()  # rank 1
+    with open(f"{self.file_name}.alive", "w") as alive:
+        if self.rank == 0:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+        dist.barrier()
+        if self.rank == 0:
+            self.kept = os.dup(alive.fileno())  # the lock lives as long as the process
+            dist.all_reduce(torch.ones(1), async_op=True)  # rank 0
+        else:
+            fcntl.flock(alive, fcntl.LOCK_EX)
+            dist.all_reduce(torch.ones(1))  # rank 1
 
 
 # -- the way there
