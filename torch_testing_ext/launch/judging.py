@@ -260,8 +260,7 @@ def _failed(
 
 def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -> Finding | None:
     """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
-    # Collectives alone: messages of survivors are not compared.
-    survivors = [replace(record, messages={}) for record in _records_of_survivors(reports)]
+    survivors = _records_of_survivors(reports)
     # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
     later = first_mismatch(survivors, unless_raised=True)
     return later if later is not None or unless_raised else first_mismatch(survivors)

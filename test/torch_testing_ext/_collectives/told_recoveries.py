@@ -103,6 +103,16 @@ def another_type_of_one_survivor(self):
     dist.all_reduce(total)  # rank 0
 
 
+@told(ALONE, KILLED, "rank 0 sends [2] float32 to rank 1, which receives [4] float32")
+def a_short_message_of_a_survivor(self):
+    go_on(self)
+    if self.rank:
+        dist.recv(torch.ones(4), src=0)  # rank 1
+    else:
+        dist.send(torch.ones(2), dst=1)  # rank 0
+    dist.barrier()
+
+
 @told(
     ALONE, KILLED, "rank 0 waits in the default group (all_reduce #3", "for rank 1, which waits in a store (get('more'"
 )
@@ -276,6 +286,25 @@ def a_name_of_before(self):
 
 
 # -- sound
+
+
+@quiet(ALONE)
+def messages_of_survivors_that_were_lost_before(self):
+    join(self, "first", 3)
+    with contextlib.suppress(RuntimeError):
+        for length in range(1, 4):
+            if self.rank == 1:
+                dist.recv(torch.ones(length), src=2)
+            elif self.rank == 2:
+                dist.send(torch.ones(length), dst=1)
+    dist.destroy_process_group()
+    join(self, "second", 2)
+    for length in range(1, 4):
+        if self.rank:
+            dist.recv(torch.ones(length), src=0)
+        else:
+            dist.send(torch.ones(length), dst=1)
+    dist.barrier()
 
 
 @quiet(ALONE)
