@@ -302,7 +302,7 @@ class Comparison:
             text = f"ranks along {' and '.join(differ)} have different numbers, whose sum and average are others, too"
             reasons = [Reason("unlike", " ".join(differ), text)] if differ else []
         off = max(abs(value - wanted) for value in have.values()) / max(abs(wanted), 1e-30)
-        shares = {rank: f"has {value:.8g}, the reference {wanted:.8g}" for rank, value in have.items()}
+        shares = {rank: f"had {value:.8g}, the reference {wanted:.8g}" for rank, value in have.items()}
         return LayoutFinding(key[0], kind, name, reasons, [name], 1, off, shares)
 
     def _values(self, key: Key) -> dict[int, float]:
@@ -456,12 +456,12 @@ def _shares(whole: torch.Tensor, held: Held, tolerance: float, explained: bool) 
         want = part.of(whole)
         factor = factor_of(local, want)
         if is_close(local, want, scale, tolerance):
-            found[rank] = "agrees"
+            found[rank] = "agreed"
         elif factor is not None and is_close(local, factor * want, scale * max(1.0, abs(factor)), tolerance):
-            found[rank] = f"has {factor:.4g} times the reference"
+            found[rank] = f"had {factor:.4g} times the reference"
         else:
             off = float(differences(local, want).max()) / scale
             found[rank] = (
-                f"has {factor:.2f} of the reference" if factor is not None and explained else f"off by {off:.2g}"
+                f"had {factor:.2f} of the reference" if factor is not None and explained else f"off by {off:.2g}"
             )
     return found

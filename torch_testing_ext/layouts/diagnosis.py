@@ -342,8 +342,7 @@ class ModuleSearch:
                 ] or found
             # How much a rank's loss counts beside that of the reference is not known.
             for reason in (each for each in found if factor == self._data_ranks == 1 or each.kind in _MOVED):
-                colon = "" if reason.text.startswith(("is ", "has ", "begins ", "differs ")) else ":"
-                return [replace(reason, text=f"{title}{colon} {reason.text}")]
+                return [replace(reason, text=f"{title}{':' if reason.is_sentence else ''} {reason.text}")]
         return []
 
     def _at_ends(self, whole: torch.Tensor, held: Held) -> list[Reason]:

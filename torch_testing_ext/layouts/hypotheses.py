@@ -31,8 +31,8 @@ _POWERS = (
     (-1, "divided", f"is 1/{{n}} of the reference: {_RARELY}"),
     (0.5, "sqrt", "is sqrt({n}) times the reference: a norm or scale counts {name} twice"),
     (-0.5, "sqrt", "is 1/sqrt({n}) of the reference: a norm or scale omits {name}"),
-    (2, "times", "is {n}*{n} times the reference: multiplied by the size of {name} twice"),
-    (-2, "divided", "is 1/({n}*{n}) of the reference: divided by the size of {name} twice"),
+    (2, "squared", "is {n}*{n} times the reference: multiplied by the size of {name} twice"),
+    (-2, "squared", "is 1/({n}*{n}) of the reference: divided by the size of {name} twice"),
 )
 _MOST_ROWS = 4096
 # Elements by which what is read from a flat buffer may be displaced.
@@ -49,6 +49,8 @@ class Reason:
     # Names of axes, or "microbatches".
     axis: str
     text: str
+    # Whether the text is a sentence of its own, not what is said of the tensor.
+    is_sentence: bool = False
 
     @property
     def is_vague(self) -> bool:
@@ -183,9 +185,9 @@ class Hypotheses:
         if abs(one + 1) < bound:
             return [Reason("sign", "", "has the other sign")]
         exact = [reason for factor, reason in self._known_factors() if abs(one - factor) < bound * factor]
-        # With microbatches, the square of a size says nothing more.
+        # With microbatches, the square or the root of a size says nothing more.
         if any(reason.axis == "microbatches" for reason in exact):
-            exact = [reason for reason in exact if "twice" not in reason.text]
+            exact = [reason for reason in exact if reason.kind not in ("squared", "sqrt")]
         return exact or [Reason("scaled", "", f"is {one:.6g} times the reference")]
 
     def _known_factors(self) -> Iterator[tuple[float, Reason]]:
@@ -234,7 +236,9 @@ class Hypotheses:
                 among = ", among ranks with the same part," if len(groups[0]) < self.size(over) else ""
                 times = "" if kind in _SHARES else f"{kind} times "
                 text = f"the {words} over {axes}{among} is {times}the reference: {what} over {axes} is missing"
-                return [Reason(f"missing_{kind if kind in _SHARES else 'scaled'}", " ".join(over), text)]
+                return [
+                    Reason(f"missing_{kind if kind in _SHARES else 'scaled'}", " ".join(over), text, is_sentence=True)
+                ]
         return []
 
     def _kind_of_group(self, group: Sequence[int], held: Held, want: Mapping[int, torch.Tensor], scale: float) -> str:
@@ -258,7 +262,7 @@ class Hypotheses:
                 if not all(is_close(held[rank][0], held[group[0]][0], scale, self.tolerance) for rank in group):
                     missing = f"a reduction over {axis} is missing, or each computes something else"
                     same = f"ranks along {axis} hold the same part and have different values"
-                    return [Reason("unlike", axis, f"{same}: {missing}")]
+                    return [Reason("unlike", axis, f"{same}: {missing}", is_sentence=True)]
         return []
 
     def _right_in_some(
@@ -266,13 +270,13 @@ class Hypotheses:
     ) -> Reason:
         wrong = [rank for rank in held if not right[rank]]
         scaled = self._scaled({rank: held[rank] for rank in wrong}, want, scale)
-        known = scaled and not scaled[0].is_vague
-        more = f" ({scaled[0].text.partition(':')[0].removeprefix('is ')})" if known else ""
         axis = self.differing(right)
         fine = listed([rank for rank in held if right[rank]])
-        where = f"is right on ranks {fine} and wrong on ranks {listed(wrong)}{more}"
-        text = f"{where}: ranks differ over {axis or 'no one axis'}"
-        return Reason("unlike", axis, text)
+        where = (
+            f"is right on ranks {fine} and wrong on ranks {listed(wrong)}: ranks differ over {axis or 'no one axis'}"
+        )
+        known = f"; on those, it {scaled[0].text}" if scaled and not scaled[0].is_vague else ""
+        return Reason("unlike", axis, where + known)
 
     # -- values at the wrong place
 
@@ -291,7 +295,7 @@ class Hypotheses:
             axis = self.differing({rank: rank not in wrong for rank in held}) or self.differing(
                 {rank: part.key() for rank, part in parts.items()}
             )
-            yield Reason("other_part", axis, f"ranks have another rank's part: {pairs}")
+            yield Reason("other_part", axis, f"ranks have another rank's part: {pairs}", is_sentence=True)
         for over in subsets(self.axes):
             for group in self.groups(over, list(held)):
                 are_distinct = len({parts[rank].key() for rank in group}) == len(group) > 1
@@ -328,7 +332,7 @@ class Hypotheses:
             first = f"{word} {int(mine[off[0]])} has {word} {int(near.indices[off[0]])} of the reference"
             texts.append(f"{first} ({len(off)} {word}s are others, rank {rank})")
         if texts:
-            yield Reason(f"{word}s", "", "; ".join(texts[:2]))
+            yield Reason(f"{word}s", "", "; ".join(texts[:2]), is_sentence=True)
 
     # -- tensors beside this one
 

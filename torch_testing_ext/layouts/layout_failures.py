@@ -85,8 +85,7 @@ def _rows(finding: LayoutFinding) -> Iterator[RankRow]:
     for rank, did in finding.shares.items():
         alike.setdefault((did, finding.sites.get(rank)), []).append(rank)
     for (did, site), ranks in alike.items():
-        several = did.replace("has ", "have ", 1).replace("agrees", "agree")
-        yield RankRow(tuple(ranks), did if len(ranks) == 1 else several, site)
+        yield RankRow(tuple(ranks), did, site)
 
 
 def _remarks(report: LayoutReport) -> Iterator[str]:

@@ -138,7 +138,7 @@ PLANTED = (
 # The same kinds in other models, on other axes, by other factors, of biases, with other optimizers.
 VARIANTS = (
     (1, DISPATCHING, ("router over ep alone",), "dp=2 ep=2", "moe.router.weight", "missing_sum", "dp"),
-    (2, DISPATCHING, ("experts times ep twice",), "ep=4", "moe.w2", "times", "ep"),
+    (2, DISPATCHING, ("experts times ep twice",), "ep=4", "moe.w2", "squared", "ep"),
     (3, HEADS, ("bias reduced over tp",), "tp=4", "blocks.1.bias", "times", "tp"),
     (3, HEADS, ("input reduced twice",), "tp=2", "blocks.1.norm.weight", "times", "tp"),
     (4, TORCH_CUT, ("loss is not scaled",), "dp=4", "head.weight", "divided", "dp"),

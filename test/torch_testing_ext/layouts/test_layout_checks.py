@@ -101,7 +101,7 @@ class PlantedMistakesTest(LayoutCase):
         seen = set()
         for lines in (1, 4):
             note = f"begins {' '.join(['words'] * 14 * lines)} ends"
-            finding = LayoutFinding(0, "grad", "head", [reason], shares={0: "has 0.5"}, notes=[note])
+            finding = LayoutFinding(0, "grad", "head", [reason], shares={0: "had 0.5"}, notes=[note])
             for length in range(0, 400, 80):
                 case = Case("train", show_command=f"show {'x' * length}")
                 screen = view_of_report(LayoutReport("tp=2", finding), case, "single").screen
