@@ -80,7 +80,9 @@ def test_options_of_pytest_and_of_the_project_come_back(config, given, expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("xdist", [[], ["-n", "1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "xdist", [pytest.param([], id="alone"), pytest.param(["-n", "1"], id="xdist", marks=pytest.mark.nightly)]
+)
 def test_the_command_fails_alike(tmp_path, xdist):
     """A shell runs what was printed, in an interpreter of its own."""
     (tmp_path / "conftest.py").write_text(CONFTEST)

@@ -105,6 +105,7 @@ class LaunchedTest(PytestCase):
         for text in ("plain test in rank 1", "plain test in all ranks"):
             self.assertEqual((run.text + run.errors).count(f"E       AssertionError: {text}\n"), 1, run.errors)
 
+    @pytest.mark.nightly
     def test_every_outcome_in_ranks_of_two_agents(self) -> None:
         """As on two machines: the coordinator listens on TCP, and its address is in the launcher's store."""
         run = run_under_two_agents(self.folder, SUBJECT)

@@ -94,6 +94,7 @@ class LayoutsInRunnersTest(PytestCase):
         self.assertIn("Need at least 4 accelerator devices", run.text)
         self.assertEqual(set(run.outcomes.values()), {"skipped"}, run.text)
 
+    @pytest.mark.nightly
     def test_xdist(self) -> None:
         pytest.importorskip("xdist", reason="pytest-xdist is not installed")
         outcomes, text, _ = self.outcomes("-n", "2", "-p", "xdist")

@@ -72,7 +72,7 @@ class PlantedMistakesTest(LayoutCase):
     def test_variants(self):
         self.check_table(tables.VARIANTS, self.check_finding)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_modules(self):
         self.check_table(tables.BY_MODULE, self.check_words)
 

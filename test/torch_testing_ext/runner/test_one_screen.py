@@ -220,7 +220,7 @@ class OtherPlacesTest(OneScreenCase):
                 self.assertIn(title, again.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class ManyRanksTest(OneScreenCase):
     def test_many_ranks(self):
         for size in 8, 32:

@@ -93,7 +93,7 @@ class PackagesTest(PackagesCase):
             with self.subTest(start=start), environ, Project.beside(self.project) as project:
                 self.assertEqual(project.run(member).outcomes, BOTH)
 
-    @pytest.mark.slow
+    @pytest.mark.nightly
     def test_a_new_interpreter_for_each_test(self):
         self.package("pkg")
         threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"

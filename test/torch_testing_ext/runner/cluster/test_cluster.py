@@ -124,6 +124,7 @@ class TestOnRay(ClusterCase):
             self.assertEqual(len(test["attempts"]), 1)
         self.assert_nothing_is_left(below)
 
+    @pytest.mark.nightly
     def test_two_runs_that_want_all_nodes(self):
         """One waits for the other, which keeps nothing that it does not need."""
         self.write("test/distributed/test_x.py", SUITE)
@@ -149,6 +150,7 @@ class TestOnRay(ClusterCase):
             self.assertTrue(lines[-1], f"{text!r} was never said, but {lines}")
         return lines
 
+    @pytest.mark.nightly
     def test_nodes_come_and_go(self):
         """While a test runs, a node joins and is drained."""
         for name in "begun", "end":
