@@ -236,14 +236,9 @@ def _failed(
         or _precedes(cause, first, _mismatch(reports, expected, unless_raised=True))
     ):
         return _found(reports, cause, case)
-    passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
-    if first.error.cause is Cause.LOST_PEER and passed:
-        # Of whom a fault has ended nothing is to be told, nor of calls with them.
-        latest = {record.rank: latest_call_in_words(record) for record in records_of(reports)}
-        kept = [one for one in _records_of_survivors(reports) if latest_call_in_words(one) == latest[one.rank]]
-        under_way = ended_under_way(kept, passed, [r.rank for r in reports if _lost_a_peer(r)])
-        if under_way is not None:
-            return _found(reports, under_way, case)
+    left = _peer_that_left(reports, first)
+    if left is not None:
+        return _found(reports, left, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
     alike = [first.rank, *others]
     if first.error.cause is Cause.OF_ALL and len(culprits) > 1:  # it names the ranks
@@ -256,6 +251,21 @@ def _failed(
     outcome = _OUTCOME_OF.get(first.ending, TestOutcome.CRASHED)
     failure = JudgedFailure(title, reports, case, tuple(alike), cause, told_summary=first.summary)
     return verdict_on(outcome, failure, shown, cause.text if cause else "", cause)
+
+
+def _peer_that_left(reports: Sequence[RankReport], lost: RankReport) -> Finding | None:
+    """The ranks that have passed, by which this rank has lost its peer: not by one that a fault has ended."""
+    passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
+    if lost.error.cause is not Cause.LOST_PEER or not passed:
+        return None
+    latest = {record.rank: latest_call_in_words(record) for record in records_of(reports)}
+    kept = [one for one in _records_of_survivors(reports) if latest_call_in_words(one) == latest[one.rank]]
+    left = ended_under_way(kept, passed, [r.rank for r in reports if _lost_a_peer(r)])
+    if left is None or not any(r.ending is RankEnding.FAULT for r in reports):
+        return left
+    # The dead may have been a peer in other things than calls, such as a store.
+    call, lines = _call_and_lines(left, lost)
+    return left if call in lines else None
 
 
 def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -> Finding | None:
@@ -298,12 +308,17 @@ def _precedes(cause: Finding, failed: RankReport, not_expected: Finding | None) 
     """
     if cause.kind is not FindingKind.MISMATCH or failed.in_flight is not None:
         return False
-    calls = (line.site for line in cause.lines if isinstance(line, Doing) and line.rank == failed.rank)
-    site = next(calls, None)
+    call, lines = _call_and_lines(cause, failed)
+    return call in lines or (cause == not_expected and any(call < line for line in lines))
+
+
+def _call_and_lines(cause: Finding, failed: RankReport) -> tuple[int, list[int]]:
+    """The line of the rank's call in a finding, and those of the same function through which its error came."""
+    doings = (line for line in cause.lines if isinstance(line, Doing))
+    site = next((line.site for line in doings if line.rank == failed.rank), None)
     if site is None:
-        return False
-    lines = [error.line for error in failed.error.sites if (error.file, error.function) == (site.file, site.function)]
-    return site.line in lines or (cause == not_expected and any(site.line < line for line in lines))
+        return 0, []
+    return site.line, [one.line for one in failed.error.sites if (one.file, one.function) == (site.file, site.function)]
 
 
 def _failed_alike(one: RankReport, other: RankReport) -> bool:

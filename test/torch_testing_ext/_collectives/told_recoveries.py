@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import threading
 import time
 from datetime import timedelta
@@ -152,19 +150,27 @@ def a_survivor_that_leaves_early(self):
         dist.all_reduce(torch.ones(1))  # rank 1
 
 
-@told(ALONE, KILLED, "rank 1 lost rank 0 in all_reduce #2, which had ended")
+@told(ALONE, KILLED, "rank 1 lost rank 0")
 def a_survivor_that_does_not_wait(self):
     go_on(self)
-    with open(f"{self.file_name}.alive", "w") as alive:
-        if self.rank == 0:
-            fcntl.flock(alive, fcntl.LOCK_EX)
-        dist.barrier()
-        if self.rank == 0:
-            self.kept = os.dup(alive.fileno())  # the lock lives as long as the process
-            dist.all_reduce(torch.ones(1), async_op=True)  # rank 0
-        else:
-            fcntl.flock(alive, fcntl.LOCK_EX)
-            dist.all_reduce(torch.ones(1))  # rank 1
+    # So large that rank 1 does not have it before rank 0 has left.
+    total = torch.ones(1 << 24)
+    dist.barrier()
+    dist.all_reduce(total, async_op=self.rank == 0)  # rank 1
+
+
+@told(ALONE, KILLED, "rank 1 of 3 raised Dist")
+def a_store_of_the_dead(self):
+    files = store_of(self, "port", 3)
+    if self.rank == 2:
+        store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        files.set("port", str(store.port))
+    else:
+        store = dist.TCPStore("localhost", int(files.get("port")), is_master=False, wait_for_workers=False)
+    go_on(self)
+    dist.all_reduce(torch.ones(1))
+    if self.rank:
+        store.get("more")  # rank 1
 
 
 # -- the way there
