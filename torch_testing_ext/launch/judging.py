@@ -236,7 +236,7 @@ def _failed(
         or _precedes(cause, first, _mismatch(reports, expected, unless_raised=True))
     ):
         return _found(reports, cause, case)
-    left = _peer_that_left(reports, first)
+    left = _peer_that_left(reports, first, has_fault)
     if left is not None:
         return _found(reports, left, case)
     others = [r.rank for r in culprits if r is not first and not _lost_a_peer(r) and _failed_alike(r, first)]
@@ -253,7 +253,7 @@ def _failed(
     return verdict_on(outcome, failure, shown, cause.text if cause else "", cause)
 
 
-def _peer_that_left(reports: Sequence[RankReport], lost: RankReport) -> Finding | None:
+def _peer_that_left(reports: Sequence[RankReport], lost: RankReport, has_fault: bool) -> Finding | None:
     """The ranks that have passed, by which this rank has lost its peer: not by one that a fault has ended."""
     passed = [r.rank for r in reports if r.ending is RankEnding.PASSED]
     if lost.error.cause is not Cause.LOST_PEER or not passed:
@@ -261,7 +261,7 @@ def _peer_that_left(reports: Sequence[RankReport], lost: RankReport) -> Finding 
     latest = {record.rank: latest_call_in_words(record) for record in records_of(reports)}
     kept = [one for one in _records_of_survivors(reports) if latest_call_in_words(one) == latest[one.rank]]
     left = ended_under_way(kept, passed, [r.rank for r in reports if _lost_a_peer(r)])
-    if left is None or not any(r.ending is RankEnding.FAULT for r in reports):
+    if left is None or not has_fault:
         return left
     # The dead may have been a peer in other things than calls, such as a store.
     call, lines = _call_and_lines(left, lost)
@@ -269,7 +269,7 @@ def _peer_that_left(reports: Sequence[RankReport], lost: RankReport) -> Finding 
 
 
 def _mismatch_of_survivors(reports: Sequence[RankReport], unless_raised: bool) -> Finding | None:
-    """The first collective in which survivors disagree, in groups of which no process has died by a fault."""
+    """The first collective or message in which survivors disagree, in groups that none of the dead was in."""
     survivors = _records_of_survivors(reports)
     # A rank may catch the error of a call that its peer's death has ended. A later mismatch comes first.
     later = first_mismatch(survivors, unless_raised=True)

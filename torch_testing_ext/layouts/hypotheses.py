@@ -49,7 +49,7 @@ class Reason:
     # Names of axes, or "microbatches".
     axis: str
     text: str
-    # Whether the text is a sentence of its own, not what is said of the tensor.
+    # Of one tensor: whether the text is a sentence of its own, not what is said of the tensor.
     is_sentence: bool = False
 
     @property

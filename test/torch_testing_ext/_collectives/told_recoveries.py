@@ -63,6 +63,15 @@ def begin_again(ranks):
     join(ranks, "all", 3)
 
 
+def send_to_rank_1(ranks, source):
+    """Three messages, each of another length."""
+    for length in range(1, 4):
+        if ranks.rank == source:
+            dist.send(torch.ones(length), dst=1)
+        elif ranks.rank == 1:
+            dist.recv(torch.ones(length), src=source)
+
+
 class GroupInPython(dist.ProcessGroup):
     """A group around a backend, as managers of replicas have it."""
 
@@ -298,18 +307,10 @@ def a_name_of_before(self):
 def messages_of_survivors_that_were_lost_before(self):
     join(self, "first", 3)
     with contextlib.suppress(RuntimeError):
-        for length in range(1, 4):
-            if self.rank == 1:
-                dist.recv(torch.ones(length), src=2)
-            elif self.rank == 2:
-                dist.send(torch.ones(length), dst=1)
+        send_to_rank_1(self, 2)
     dist.destroy_process_group()
     join(self, "second", 2)
-    for length in range(1, 4):
-        if self.rank:
-            dist.recv(torch.ones(length), src=0)
-        else:
-            dist.send(torch.ones(length), dst=1)
+    send_to_rank_1(self, 0)
     dist.barrier()
 
 
