@@ -1,9 +1,8 @@
-"""A temporary folder that does not outlive its process."""
+"""Folders that do not outlive their process."""
 
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,9 +14,8 @@ from .signals import blocked
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder that is removed at the end, also if this process is killed: then, when its forks have ended."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+def removed_if_killed(folder: Path) -> Iterator[None]:
+    """Have a folder removed at the end, also if this process is killed: then, when its forks have ended."""
     read, write = os.pipe()
     with blocked():
         keeper = fork_safety.fork()
@@ -31,7 +29,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
             os._exit(0)
     os.close(read)
     try:
-        yield folder
+        yield
     finally:
         # A program that waits for all of its children may have taken its status.
         with suppress(ProcessLookupError):

@@ -50,6 +50,7 @@ def run(item: Any, timeout: float | None) -> None:
             f"a debugger has no terminal in a standalone test. Run pytest -p no:torch_testing_ext.pytest_plugin for it "
             f"alone: {item.nodeid}"
         )
+    launch.keep_directory()
     directory = launch.new_directory(item.nodeid)
     try:
         _write_test(item, directory)

@@ -35,6 +35,7 @@ from torch_testing_ext.launch.rank_reports import (
 from torch_testing_ext.launch.start import (
     close as close,
     discard as discard,
+    keep_directory as keep_directory,
     launch as launch,
     launch_fresh as launch_fresh,
     launch_from_here as launch_from_here,

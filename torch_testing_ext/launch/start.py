@@ -51,7 +51,9 @@ class Launcher:
         # Modules that ranks had to import themselves. A runner preloads them in the process that forks this one.
         self.preload_hints = dict.fromkeys(hints)
         self._directory = directory
-        self._kept = ExitStack()
+        # Whether another process than a fork server removes the directory if this one is killed.
+        self._has_keeper = directory is not None
+        self._keeper = ExitStack()
         self._inherits = inherits
         self._closes_at_exit = False
         # The setting under which the server was made.
@@ -63,23 +65,34 @@ class Launcher:
 
     def session_directory(self) -> Path:
         """The directory of this process's runs. Removed at exit, or by another process of ours if we are killed."""
-        if self._directory is None:
-            with _refusals("the folder for the files of ranks cannot be made"):
-                self._directory = self._make_directory()
-            if not self._closes_at_exit:
-                self._closes_at_exit = True
-                atexit.register(self._close_at_exit)
         with _refusals("the folder for the files of ranks cannot be made"):
+            if self._directory is None:
+                self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
+                self._close_when_process_ends()
+                if launched_by.this_launch() is not None:
+                    # It has no fork server, is killed when another rank fails, and may end without exit handlers.
+                    self.keep_directory()
             self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 
-    def _make_directory(self) -> Path:
-        prefix = "torch_testing_ext_"
-        if launched_by.this_launch() is None:
-            # The fork server removes it.
-            return Path(tempfile.mkdtemp(prefix=prefix))
-        # A rank of a launcher has no fork server. It is killed when another rank fails, or ends without exit handlers.
-        return self._kept.enter_context(temporary_folders.temporary_folder(prefix))
+    def keep_directory(self) -> None:
+        """Have the directory removed also if this process is killed while it has no fork server."""
+        directory = self.session_directory()
+        if not self._has_keeper:
+            self._has_keeper = True
+            self._keeper.enter_context(temporary_folders.removed_if_killed(directory))
+
+    def drop_empty_directory(self) -> None:
+        """Remove the directory if no run has files there, and no process would remove it if this one was killed."""
+        if self._directory is not None and not self._has_keeper and not _has_servers():
+            with suppress(OSError):
+                self._directory.rmdir()
+                self._directory = None
+
+    def _close_when_process_ends(self) -> None:
+        if not self._closes_at_exit:
+            self._closes_at_exit = True
+            atexit.register(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
         if self.owner == os.getpid():
@@ -87,11 +100,15 @@ class Launcher:
 
     def close(self) -> None:
         """End the server and remove the session's files. The next launch makes new ones."""
+        if self._directory is not None:
+            # First while the server is there: it would do this if this process was killed now.
+            shutil.rmtree(self._directory, ignore_errors=True)
         self._discard_server()
-        self._kept.close()
+        self._keeper.close()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+            self._has_keeper = False
 
     def launch(self, job: Job) -> Run:
         """Start the ranks of a job. Raises CannotStart."""
@@ -153,6 +170,7 @@ class Launcher:
         if self.server is not None:
             self.server.close()
             self.server = None
+            launcher().drop_empty_directory()
 
     def _make_server(self, wanted: str, subject: Named) -> ForkServerClient:
         reasons: list[str] = []
@@ -179,7 +197,9 @@ class Launcher:
         if why_not is not None:
             return None, why_not
         with _refusals("the process that starts ranks could not be started"):
-            server = ForkServerClient(method, subject, self.session_directory(), inherited)
+            self._close_when_process_ends()
+            # The one with the files of the runs, whichever launcher starts their ranks.
+            server = ForkServerClient(method, subject, launcher().session_directory(), inherited)
         try:
             unsafe = server.wait_until_ready()
         except BaseException:
@@ -275,6 +295,11 @@ def launcher(inherits: bool = True) -> Launcher:
     return launchers[inherits]
 
 
+def _has_servers() -> bool:
+    launchers: Iterable[Launcher] = _own.__dict__.get("launchers", {}).values()
+    return any(each.server is not None for each in launchers)
+
+
 def work_in(directory: Path) -> None:
     """Keep the files of this process's runs in `directory`, which holds nothing else and is removed with them."""
     _own.launchers = {True: Launcher(directory, launcher().preload_hints)}
@@ -347,6 +372,11 @@ def close() -> None:
     launcher().close()
 
 
+def keep_directory() -> None:
+    """Have the files of this process's runs removed also if it is killed while it has no fork server."""
+    launcher().keep_directory()
+
+
 def preload_hints() -> tuple[str, ...]:
     """Return the modules of torch that earlier ranks of this process had to import by themselves."""
     return tuple(launcher().preload_hints)
@@ -394,3 +424,4 @@ def discard(directory: Path, may_stay: bool = True) -> None:
     """Remove the directory of a run, unless the user keeps the files. `may_stay`: it is one that users keep."""
     if LOGS.value() is None or not may_stay:
         shutil.rmtree(directory, ignore_errors=True)
+        launcher().drop_empty_directory()

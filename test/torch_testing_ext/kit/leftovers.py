@@ -44,10 +44,16 @@ def _count() -> dict[str, object]:
     return {
         "children of the server": system.children(server) if server else [],
         "children besides the server": [pid for pid in system.children(os.getpid()) if pid != server],
-        "files": sorted(p.name for p in start.launcher().session_directory().iterdir()),
+        "files": _files(),
         "descriptors": _descriptors(os.getpid()),
         "descriptors of the server": _descriptors(server) if server else {},
     }
+
+
+def _files() -> list[str]:
+    """The files of runs in the folder of this process, which may have none."""
+    folder = start.launcher()._directory
+    return sorted(os.listdir(folder)) if folder is not None else []
 
 
 def _descriptors(pid: int) -> Mapping[str, int]:

@@ -64,6 +64,7 @@ class TorchrunRanks(Host):
 
     def judge(self, attempt: RankAttempt) -> RanksEnd:
         """Run torchrun, and judge what its ranks have left. Raises an error with the output if it fails."""
+        launch.keep_directory()
         script, size, directory = self._script, attempt.plan.world_size, attempt.directory
         began = launch.now()
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}")

@@ -153,7 +153,8 @@ class LeaveTest(unittest.TestCase):
             ending.start()
             ending.join()
 
-        own = start.launcher().session_directory()
+        own = start.new_directory("of this process")
+        self.addCleanup(start.discard, own)
         for end, expected in ((end_by_thread, 1), (lambda: os.kill(os.getpid(), signal.SIGKILL), -signal.SIGKILL)):
             folder, code = self.folder_of_rank(end)
             self.assertEqual(code, expected)
