@@ -143,6 +143,49 @@ class StartTest(TestCase):
         self.assertIs(start.launcher().server.method, StartMethod.FORK)
 
 
+class KilledTest(TestCase):
+    """A process that is killed leaves no folder, whatever it was doing."""
+
+    def left_by(self, *lines):
+        """Return what a process leaves in its temporary folder. A new interpreter: it has a launcher of its own."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = write(Path(folder), "killed.py", "\n".join([KILLED, *(f"    {line}" for line in lines)]))
+            temporary = Path(folder, "temporary")
+            temporary.mkdir()
+            process = start_python(str(file), cwd=Path(folder), TMPDIR=str(temporary))
+            # Whatever it has started has ended, too: it has the same output.
+            output, _ = process.communicate()
+            self.assertEqual(process.returncode, -signal.SIGKILL, output)
+            return os.listdir(temporary)
+
+    def test_between_ranks(self):
+        self.assertEqual(self.left_by("launch.discard(launch.new_directory('x'))", "kill(os.getpid())"), [])
+
+    def test_with_files_and_no_fork_server(self):
+        self.assertEqual(self.left_by("launch.keep_directory()", "launch.new_directory('x')", "kill(os.getpid())"), [])
+
+    @pytest.mark.slow
+    def test_while_ranks_that_inherit_nothing_run(self):
+        settings = "os.environ.update(PARENT=str(os.getpid()), TORCH_TESTING_EXT_START='spawn')"
+        spawn = ("from torch_testing_ext.ranks import spawn", "spawn(kills, 1)")
+        self.assertEqual(self.left_by(settings, *spawn), [])
+
+
+KILLED = """
+import os, signal
+from torch_testing_ext import launch
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+def kills(rank):
+    kill(int(os.environ["PARENT"]))
+    signal.pause()
+
+if __name__ == "__main__":
+"""
+
+
 class Alone(FourRanks):
     world_size = 1
 
