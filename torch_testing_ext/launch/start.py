@@ -55,7 +55,6 @@ class Launcher:
         self._has_keeper = directory is not None
         self._keeper = ExitStack()
         self._inherits = inherits
-        self._closes_at_exit = False
         # The setting under which the server was made.
         self._wanted = ""
         self._warned: set[tuple[str, str]] = set()
@@ -68,7 +67,6 @@ class Launcher:
         with _refusals("the folder for the files of ranks cannot be made"):
             if self._directory is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
-                self._close_when_process_ends()
                 if launched_by.this_launch() is not None:
                     # It has no fork server, is killed when another rank fails, and may end without exit handlers.
                     self.keep_directory()
@@ -84,17 +82,13 @@ class Launcher:
 
     def drop_empty_directory(self) -> None:
         """Remove the directory if no run has files there, and no process would remove it if this one was killed."""
-        if self._directory is not None and not self._has_keeper and not _has_servers():
+        has_server = any(own.server is not None for own in _of_this_process())
+        if self._directory is not None and not self._has_keeper and not has_server:
             with suppress(OSError):
                 self._directory.rmdir()
                 self._directory = None
 
-    def _close_when_process_ends(self) -> None:
-        if not self._closes_at_exit:
-            self._closes_at_exit = True
-            atexit.register(self._close_at_exit)
-
-    def _close_at_exit(self) -> None:
+    def close_at_exit(self) -> None:
         if self.owner == os.getpid():
             self.close()
 
@@ -197,7 +191,6 @@ class Launcher:
         if why_not is not None:
             return None, why_not
         with _refusals("the process that starts ranks could not be started"):
-            self._close_when_process_ends()
             # The one with the files of the runs, whichever launcher starts their ranks.
             server = ForkServerClient(method, subject, launcher().session_directory(), inherited)
         try:
@@ -291,13 +284,15 @@ def launcher(inherits: bool = True) -> Launcher:
     if known is not None and known.owner == os.getpid():
         return known
     hints = () if known is None else known.preload_hints
-    launchers[inherits] = Launcher(hints=hints, inherits=inherits)
-    return launchers[inherits]
+    own = launchers[inherits] = Launcher(hints=hints, inherits=inherits)
+    atexit.register(own.close_at_exit)
+    return own
 
 
-def _has_servers() -> bool:
-    launchers: Iterable[Launcher] = _own.__dict__.get("launchers", {}).values()
-    return any(each.server is not None for each in launchers)
+def _of_this_process() -> list[Launcher]:
+    """The launchers of this thread, without those that this process has as copies of its parent's."""
+    launchers: dict[bool, Launcher] = _own.__dict__.get("launchers", {})
+    return [own for own in launchers.values() if own.owner == os.getpid()]
 
 
 def work_in(directory: Path) -> None:
@@ -368,8 +363,9 @@ def prepare(subject: Named, imports: tuple[str, ...] = ()) -> None:
 
 
 def close() -> None:
-    """End the fork server and its ranks, and remove their files. The next launch makes new ones."""
-    launcher().close()
+    """End the fork servers and their ranks, and remove their files. The next launch makes new ones."""
+    for own in _of_this_process():
+        own.close()
 
 
 def keep_directory() -> None:

@@ -166,11 +166,15 @@ class KilledTest(TestCase):
 
     @pytest.mark.slow
     def test_while_ranks_that_inherit_nothing_run(self):
-        settings = "os.environ.update(PARENT=str(os.getpid()), TORCH_TESTING_EXT_START='spawn')"
-        spawn = ("from torch_testing_ext.ranks import spawn", "spawn(kills, 1)")
-        self.assertEqual(self.left_by(settings, *spawn), [])
+        self.assertEqual(self.left_by(SPAWNS, "spawn(kills, 1)"), [])
+
+    @pytest.mark.slow
+    def test_after_such_ranks(self):
+        folder = "launch.discard(launch.new_directory('x'))"
+        self.assertEqual(self.left_by(SPAWNS, "spawn(abs, 1)", "launch.close()", folder, "kill(os.getpid())"), [])
 
 
+SPAWNS = "from torch_testing_ext.ranks import spawn"
 KILLED = """
 import os, signal
 from torch_testing_ext import launch
@@ -183,6 +187,7 @@ def kills(rank):
     signal.pause()
 
 if __name__ == "__main__":
+    os.environ.update(PARENT=str(os.getpid()), TORCH_TESTING_EXT_START="spawn")
 """
 
 

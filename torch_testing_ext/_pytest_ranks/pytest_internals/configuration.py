@@ -7,12 +7,17 @@ import io
 import os
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from _pytest.config import ConftestImportFailure, _prepareconfig
+from _pytest.config import ConftestImportFailure, _prepareconfig, default_plugins
 from _pytest.junitxml import xml_key
+
+# A configuration imports these: so they are there in each process that is forked from this one.
+for _name in default_plugins:
+    import_module(f"_pytest.{_name}")
 
 # Its plugin for the terminal, by the name that it registers it with.
 TERMINAL = "terminalreporter"
