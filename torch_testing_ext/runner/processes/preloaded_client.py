@@ -216,10 +216,7 @@ class PreloadedServerClient:
         return self.directory / "preloaded_server.log"
 
     def _give_up(self) -> None:
-        self._fail(
-            f"the process that imports torch for all tests was not ready after {PRELOADED_START_TIMEOUT:.0f} s. "
-            f"Its output:\n{tail(self._log)}"
-        )
+        self._fail_with_output(f"was not ready after {PRELOADED_START_TIMEOUT:.0f} s")
 
     def _on_message(self, message: FromPreloadedServer) -> None:
         match message:
@@ -247,12 +244,17 @@ class PreloadedServerClient:
         never_ready = not self._ready and self.starts == self._failed_starts
         if never_ready or self._failed_starts > MOST_FAILED_STARTS or self._deaths > MOST_DEATHS:
             times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
-            self._fail(f"the process that imports torch for all tests {how}{times}. Its output:\n{tail(self._log)}")
+            self._fail_with_output(f"{how}{times}")
             return
         lost = self.children.take_all()
         self._start()
         for gone in lost:
             gone(how)
+
+    def _fail_with_output(self, how: str) -> None:
+        output = tail(self._log) or "(none)"
+        # Apart from the first line, which names what is wrong with each file.
+        self._fail(f"the process that imports torch for all tests {how}\n\nIts output:\n{output}")
 
     def _fail(self, why: str) -> None:
         """Start no child any more: everything that waits for one, or asks for one, is told that it is gone."""

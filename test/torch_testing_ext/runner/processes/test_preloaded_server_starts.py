@@ -36,7 +36,7 @@ class PreloadedServerStartTest(TestCase):
             ):
                 self.count_devices(source)
             message = str(raised.exception)
-            self.assertIn(f"was not ready after {seconds} s. Its output:", message)
+            self.assertIn(f"was not ready after {seconds} s\n\nIts output:", message)
             if "before the wait" in message:
                 break
         self.assertIn("Its output:\nbefore the wait", message)
