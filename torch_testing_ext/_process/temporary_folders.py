@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch_testing_ext._process import fork_safety
+from torch_testing_ext._process import fork_safety, sessions
 
 from .ends import wait_for_exit
 from .signals import blocked
@@ -23,6 +23,7 @@ def removed_if_killed(folder: Path) -> Iterator[None]:
             with suppress(BaseException):
                 os.setsid()
                 os.close(write)
+                sessions.leave_connections(read)
                 # This process and its forks have the other end.
                 os.read(read, 1)
                 shutil.rmtree(folder, ignore_errors=True)

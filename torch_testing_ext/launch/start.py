@@ -94,9 +94,6 @@ class Launcher:
 
     def close(self) -> None:
         """End the server and remove the session's files. The next launch makes new ones."""
-        if self._directory is not None:
-            # First while the server is there: it would do this if this process was killed now.
-            shutil.rmtree(self._directory, ignore_errors=True)
         self._discard_server()
         self._keeper.close()
         if self._directory is not None:
