@@ -94,8 +94,11 @@ class RunSite(Protocol):
         """The files that tests and imports have read, as far as the site knows."""
         return {}
 
-    def find_files(self) -> FilesFound:
-        """Ask pytest which files it collects. Raises CannotRun."""
+    def find_files(self, importing: Sequence[str] = ()) -> FilesFound:
+        """Ask pytest which files it collects; meanwhile, a site may import files that are probably chosen.
+
+        Raises CannotRun.
+        """
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         """Import the files, and find the devices. Raises CannotRun."""

@@ -302,7 +302,7 @@ class ClusterSite(RunSite):
             self._loop.step()
         return finder.found
 
-    def find_files(self) -> FilesFound:
+    def find_files(self, importing: Sequence[str] = ()) -> FilesFound:
         """Have the largest node ask pytest which files it collects. If it is lost meanwhile, another does."""
         self.wait_for_nodes()
         finder: RemoteNode | None = None

@@ -226,6 +226,12 @@ class FileHandle:
             self.preloaded_server.loop.forget(process.channel)
             process.channel.close()
 
+    def abandon(self) -> None:
+        """End the process, which may be importing the file."""
+        if self._process is not None:
+            self.preloaded_server.kill(self._process.number)
+        self.close()
+
     # -- units
 
     def add_preload_hints(self, modules: tuple[str, ...]) -> None:

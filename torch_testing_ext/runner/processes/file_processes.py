@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,8 +77,21 @@ class FileProcesses(PreloadedServerClient):
         self.torch_version = answer.torch
         return answer
 
-    def find_files(self) -> FilesFound:
-        """Ask pytest which files it collects. Raises CannotRun if no process can be started for that."""
+    def find_files(self, importing: Sequence[str] = (), devices: int = 0) -> FilesFound:
+        """Ask pytest which files it collects. Raises CannotRun if no process can be started for that.
+
+        Files that it probably collects are imported meanwhile, for a run with so many `devices`.
+        """
+        early = [self.file(name, devices) for name in importing]
+        for file in early:
+            file.open()
+        found = self._find_files()
+        for file in early:
+            if file.name not in found.paths:
+                self._files.pop(file.name).abandon()
+        return found
+
+    def _find_files(self) -> FilesFound:
         log = self.directory / f"{FILES}.log"
         request = partial(
             FindFiles, root=str(self.root), load_as=self.load_as, log=str(log), reads=str(log.with_suffix(".reads"))
@@ -125,7 +138,7 @@ class FileProcesses(PreloadedServerClient):
         """
         handles = [self.file(name, devices) for name in files]
         waiting = deque(file for file in handles if file.state is FileState.CLOSED)
-        opening: list[FileHandle] = []
+        opening = [file for file in handles if file.state is FileState.OPENING]
         most_opening = jobs or system.cores()
         while waiting or opening:
             # Those that were lost with the preloaded server are imported one at a time, so that only the culprit dies

@@ -1,6 +1,7 @@
 """Test files that fail to import or that do unusual things at import: each is reported, and the others run."""
 
 import os
+import threading
 from unittest import mock
 
 from kit.processes import descendants
@@ -8,7 +9,9 @@ from kit.project import Project
 
 from torch_testing_ext._process.event_loop import EventLoop
 from torch_testing_ext.common_utils import TestCase, run_tests
+from torch_testing_ext.runner.load_as import FilesFound
 from torch_testing_ext.runner.processes.file_handle import FileHandle
+from torch_testing_ext.runner.processes.file_processes import FileProcesses
 
 FINE = "import unittest\nclass T(unittest.TestCase):\n    def test_fine(self): pass\n"
 
@@ -20,6 +23,31 @@ def setUpModule():
 
 def tearDownModule():
     PROJECT.close()
+
+
+class TestEarly(TestCase):
+    """Files that are imported while pytest says which ones it collects."""
+
+    def test_one_that_is_collected_is_imported_once(self):
+        log, goes_on = PROJECT.root / "imports", PROJECT.root / "goes_on"
+        os.mkfifo(goes_on)
+        early = PROJECT.write(f"open({str(log)!r}, 'a').write('once ')\nopen({str(goes_on)!r}).read()\n{FINE}")
+        found = PROJECT.preloaded_server.find_files([early])
+        self.assertIn(early, found.paths)
+        let_go = threading.Thread(target=goes_on.write_text, args=("",))
+        let_go.start()
+        ran = PROJECT.run(early)
+        let_go.join()
+        self.assertEqual(ran.outcomes, {"test_fine": "passed"})
+        self.assertEqual(log.read_text(), "once ")
+
+    def test_one_that_is_not_is_ended(self):
+        files = PROJECT.preloaded_server
+        with mock.patch.object(FileProcesses, "_find_files", return_value=FilesFound(())):
+            files.find_files([PROJECT.write("import time\ntime.sleep(1000)\n")])
+        while files.children:  # for ever, if its process goes on
+            files.loop.step()
+        self.assertEqual(files.warnings, ())
 
 
 class TestBroken(TestCase):
