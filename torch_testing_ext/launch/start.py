@@ -161,7 +161,6 @@ class Launcher:
         if self.server is not None:
             self.server.close()
             self.server = None
-            launcher().drop_empty_directory()
 
     def _make_server(self, wanted: str, subject: Named) -> ForkServerClient:
         reasons: list[str] = []
