@@ -46,7 +46,7 @@ LIMITS: Mapping[str, int] = {
     "sections under a ruler": 0,
     "global statements": 10,
     "files outside _torch/ that know torch's inside": 0,
-    "syntax nodes": 584_500,
+    "syntax nodes": 585_200,
 }
 
 # A title between two rulers, or after a short one.

@@ -49,7 +49,7 @@ from torch_testing_ext.launch.sweeps import sweep_verdict
 from torch_testing_ext.runner import run_again
 from torch_testing_ext.runner.options import UsageError
 from torch_testing_ext.runner.options.sources import read_options
-from torch_testing_ext.runner.report import sweeps_in_words
+from torch_testing_ext.runner.report import sweep_section
 
 
 class Programs(Ranks):
@@ -124,7 +124,7 @@ def swept(test, text, points="call", wrong=Wrong.NOTHING, within=10.0, known=())
 
 def ends(report):
     """By fault: the words of its cells."""
-    return {cell.fault: sweeps_in_words.cell_words((cell,), with_seconds=False) for cell in report.cells}
+    return {cell.fault: sweep_section.cell_words((cell,), with_seconds=False) for cell in report.cells}
 
 
 class ProgramsTest(unittest.TestCase):
@@ -199,9 +199,9 @@ class InventedRunsTest(unittest.TestCase):
     def test_ranks_that_pass_different_numbers_of_points(self):
         verdict, (report,) = self.report_of(lambda plan: (invented(plan, (3, 1)), Verdict(TestOutcome.PASSED)))
         self.assertIs(verdict.outcome, TestOutcome.PASSED)
-        (matrix,) = sweeps_in_words.matrices(report)
+        (matrix,) = sweep_section.matrices(report)
         self.assertEqual(matrix.head, ["kill", "rank 0", "rank 1"])
-        rows = {title: [sweeps_in_words.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
+        rows = {title: [sweep_section.cell_words(cells) for cells in columns] for title, columns in matrix.rows}
         self.assertEqual(rows, {"call(1)": ["passed 1.00 s"] * 2, "call(2) to call(3)": ["passed 1.00 s", "-"]})
 
     def test_a_rank_that_does_not_come_to_the_point_again(self):

@@ -159,6 +159,11 @@ class TestEnd:
     raised_warnings: tuple[str, ...] = ()  # Python's, each once
 
     @property
+    def results(self) -> tuple[WorldView | SweepReport, ...]:
+        """Its whole worlds and its sweep: each class has a section in `report/sections.py`."""
+        return self.worlds if self.sweep is None else (*self.worlds, self.sweep)
+
+    @property
     def said(self) -> str:
         """All that is known, as one text."""
         return self.message if self.failure is None else self.failure.whole

@@ -20,6 +20,19 @@ LONGEST_SHOWN_MESSAGE = 30_000
 LONGEST_LINE = 2_000
 
 
+def table(heading: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Right-aligns the first column and indents further lines of a cell below its first line."""
+    if not rows:
+        return []
+    width = max(len(first) for first, _ in rows) + 2
+    below = "\n" + " " * (width + 2)
+    lines = [heading]
+    for first, second in rows:
+        indented = second.replace("\n", below)
+        lines.append(f"{first:>{width}}  {indented}")
+    return lines
+
+
 @dataclass(frozen=True)
 class ConsoleLayout:
     """The space that the report has, where it is shown."""

@@ -13,10 +13,11 @@ from torch_testing_ext._process.words import count, grouped
 from torch_testing_ext._tests.outcomes import VERDICTS, TestOutcome
 from torch_testing_ext.runner.model import FinishedTest, Summary
 
-from . import sweeps_in_words, wording
+from . import wording
 from .brief_failures import brief_details, by_cause, failing_attempts, heading_of_group, plain, styled
-from .console_layout import ConsoleLayout
+from .console_layout import ConsoleLayout, table
 from .console_style import STYLE_OF, STYLE_OF_VERDICT, Style, Styler
+from .sections import SECTIONS
 
 # With more names, the command would be too long to read.
 MOST_NAMES_IN_SUMMARY = 8
@@ -59,9 +60,7 @@ class FinalSummary:
             self._skipped(),
             self._flaky(),
             self._leaked(),
-            *self._sweeps(),
-            self._not_swept(),
-            self._not_reached(),
+            *(part for each in SECTIONS for part in each.in_summary(self.summary, self._name, self.styler)),
             self._unfinished(),
             self._warnings_of_tests(),
             self._warnings(),
@@ -182,13 +181,13 @@ class FinalSummary:
         rows = []
         for result in ran[: self.slowest or None]:
             rows.append((wording.duration(result.seconds), self._name(result)))
-        return _table("slowest:", rows)
+        return table("slowest:", rows)
 
     def _skipped(self) -> list[str]:
         rows = []
         for reason, number in wording.skip_reasons(self.summary):
             rows.append((str(number), reason))
-        return _table("skipped:", rows)
+        return table("skipped:", rows)
 
     def _with_outcome(self, outcome: TestOutcome) -> list[FinishedTest]:
         return [result for result in self.summary.finished if result.outcome is outcome]
@@ -199,7 +198,7 @@ class FinalSummary:
             attempts = count(len(result.attempts), "attempt")
             name = self._name(result)
             rows.append((attempts, f"{name}\n{_first_failure(result)}"))
-        return _table("flaky:", rows)
+        return table("flaky:", rows)
 
     def _leaked(self) -> list[str]:
         of_processes = []
@@ -212,25 +211,9 @@ class FinalSummary:
             else:
                 of_memory.append((f"devices {','.join(result.last.lease.devices)}", name))
         return [
-            *_table("left processes running (now terminated):", of_processes),
-            *_table("left memory of a device in use:", of_memory),
+            *table("left processes running (now terminated):", of_processes),
+            *table("left memory of a device in use:", of_memory),
         ]
-
-    def _sweeps(self) -> Iterator[list[str]]:
-        """The matrix of each test in a sweep of the run, and what hangs it."""
-        for result, report in sweeps_in_words.sweeps(self.summary):
-            if lines := sweeps_in_words.sweep_lines(report):
-                told = (line if style is None else self.styler(style, line) for style, line in lines)
-                yield [f"faults of {self._name(result)}:", *told]
-
-    def _not_swept(self) -> list[str]:
-        why = grouped((report.why_not, self._name(result)) for result, report in sweeps_in_words.sweeps(self.summary))
-        rows = [(str(len(names)), "\n".join([reason, *names])) for reason, names in why.items() if reason]
-        return _table("without faults:", rows)
-
-    def _not_reached(self) -> list[str]:
-        names = sweeps_in_words.not_reached(self.summary)
-        return [f"no run has reached: {', '.join(map(wording.printable, names))}"] if names else []
 
     def _unfinished(self) -> list[str]:
         waiting = self.summary.unfinished
@@ -261,7 +244,7 @@ class FinalSummary:
             rows.append((str(len(names)), f"{wording.printable(text)}\n{names[0]}{more}"))
         if len(tests_of) > MOST_WARNINGS:
             rows.append(("", f"and {count(len(tests_of) - MOST_WARNINGS, 'other warning')}"))
-        return _table("warnings of tests:", rows)
+        return table("warnings of tests:", rows)
 
     def _warnings(self) -> list[str]:
         unique = dict.fromkeys((*self.summary.warnings, *self.late_warnings))
@@ -309,19 +292,6 @@ def _of_them(counts: Counter[TestOutcome], outcome: TestOutcome) -> str:
     if outcome is TestOutcome.ERROR:
         return count(counts[outcome], outcome.value)
     return f"{counts[outcome]} {outcome.value}"
-
-
-def _table(heading: str, rows: Sequence[tuple[str, str]]) -> list[str]:
-    """Right-aligns the first column and indents further lines of a cell below its first line."""
-    if not rows:
-        return []
-    width = max(len(first) for first, _ in rows) + 2
-    below = "\n" + " " * (width + 2)
-    lines = [heading]
-    for first, second in rows:
-        indented = second.replace("\n", below)
-        lines.append(f"{first:>{width}}  {indented}")
-    return lines
 
 
 def _first_failure(result: FinishedTest) -> str:

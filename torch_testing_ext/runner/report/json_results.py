@@ -11,12 +11,12 @@ from dataclasses import asdict
 from typing import Any
 
 from torch_testing_ext._tests.outcomes import VERDICTS
-from torch_testing_ext._tests.sweep_reports import SweepReport
-from torch_testing_ext.runner.model import Attempt, FinishedTest, RankLog, Summary
+from torch_testing_ext.runner.model import Attempt, FinishedTest, RankLog
 
-from . import sweeps_in_words, wording
+from . import wording
 from .failure_data import failure_data, view_of
 from .recorder import History
+from .sections import SECTIONS
 
 
 def render_json(history: History) -> str:
@@ -41,7 +41,7 @@ def json_document(history: History) -> dict[str, Any]:
         "verdicts": {verdict.value: summary.count(verdict) for verdict in VERDICTS},
         "outcomes": Counter(finished.outcome.value for finished in summary.finished),
         "tests": [_test(finished, history) for finished in summary.finished],
-        "sweeps": _sweeps(summary),
+        **{key: value for section in SECTIONS for key, value in section.in_json_of_run(summary).items()},
         "unfinished": [str(test.id) for test in summary.unfinished],
         "warnings": summary.warnings,
     }
@@ -77,28 +77,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "output": wording.log(attempt.output),
         "ranks": [_rank(log) for log in attempt.ranks],
         "leftovers": attempt.end.leftovers,
-        "worlds": [asdict(view) for view in attempt.end.worlds],
-    }
-
-
-def _sweeps(summary: Summary) -> dict[str, Any] | None:
-    """The effects of the faults of sweeps; None without any."""
-    swept = sweeps_in_words.sweeps(summary)
-    if not swept:
-        return None
-    return {
-        "tests": [_sweep(result, report) for result, report in swept],
-        "not_reached": sweeps_in_words.not_reached(summary),
-    }
-
-
-def _sweep(finished: FinishedTest, report: SweepReport) -> dict[str, Any]:
-    return {
-        "id": str(finished.test.id),
-        "asked_by": "run" if report.is_of_run else "test",
-        "why_not": report.why_not or None,
-        "cells": [{**asdict(cell), "outcome": cell.outcome.value, "end": cell.end} for cell in report.cells],
-        "fails_no_more": report.fails_no_more(),
+        **{key: value for section in SECTIONS for key, value in section.in_json_of_attempt(attempt.end).items()},
     }
 
 

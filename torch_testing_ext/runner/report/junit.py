@@ -21,6 +21,7 @@ from torch_testing_ext.runner.model import Attempt, FinishedTest, Policy, Summar
 
 from . import wording
 from .recorder import History
+from .sections import section_of
 from .xml_elements import Element, Elements, xml_element
 
 ORDER_OF_ELEMENTS = ("failure", "rerunFailure", "flakyFailure", "skipped")
@@ -155,7 +156,7 @@ def _rerun(tag: str, attempt: Attempt) -> Element:
 def _outputs(attempt: Attempt) -> Elements:
     ran_on = wording.node_of(attempt.lease)
     parts = [f"ran on {ran_on}"] if ran_on else []
-    parts += [view.in_words for view in attempt.end.worlds]
+    parts += [words for result in attempt.end.results for words in section_of(result).in_junit(result)]
     parts += [f"{heading}:\n{words}" for heading, words in wording.logs(attempt)]
     parts += wording.leftovers(attempt)
     if parts:

@@ -7,22 +7,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch_testing_ext._collectives.lanes_of_ranks import RankLane, bars, meetings
-from torch_testing_ext._process.words import list_of
 from torch_testing_ext.runner.model import Attempt
 
 from . import wording
 from .lanes_of_run import Lane, all_lanes, lanes_of
 from .recorder import History
+from .sections import section_of
 
 # Lanes are threads of processes: these, and one for each place where ranks run.
 DEVICES = 1
 SLOTS = 2
 IMPORTS = 3
 
-# Worlds follow all places where ranks run.
-_FIRST_WORLD = 1 << 16
-# The length of a call in a whole world, in seconds.
-STEP = 1e-3
+# What sections draw follows all places where ranks run.
+_FIRST_OF_SECTIONS = 1 << 16
 
 TraceEvent = dict[str, Any]
 TraceEvents = Iterator[TraceEvent]
@@ -30,7 +28,7 @@ TraceEvents = Iterator[TraceEvent]
 
 def render_perfetto(history: History) -> str:
     """The content of the trace file."""
-    events = [*_events(history), *_imports(history), *_ranks(history), *_worlds(history)]
+    events = [*_events(history), *_imports(history), *_ranks(history), *_sections(history)]
     timed = [event for event in events if "ts" in event]
     first = min((event["ts"] for event in timed), default=0)
     # Imports begin before the run does.
@@ -102,23 +100,16 @@ def _ranks(history: History) -> TraceEvents:
         yield from _ranks_of_test(lanes, attempt, {"pid": pids[_place_of_ranks(attempt)]}, zero, f"{number}")
 
 
-def _worlds(history: History) -> TraceEvents:
-    """The whole worlds of tests: a lane for each class of ranks. A step is a call, since time is not simulated."""
-    number = _FIRST_WORLD
-    for attempt in history.attempts:
-        for view in attempt.end.worlds:
-            if not any(alike.calls for alike in view.classes):
-                continue
-            name = f"whole world of {view.size} ranks, {STEP * 1e3:g} ms for each call, not its time"
-            yield from _process(number, f"{name}: {attempt.test.id.dotted}")
-            for lane, alike in enumerate(view.classes):
-                place = {"pid": number, "tid": lane}
-                yield from _thread(place, list_of(alike.ranks))
-                for step, call in enumerate(alike.calls):
-                    at = attempt.began + step * STEP
-                    facts = {"group": call.group, "bytes": call.bytes, "line": call.site, "ranks": len(alike.ranks)}
-                    yield {**_slice(call.name, "call", at, at + STEP, facts), **place}
-            number += 1
+def _sections(history: History) -> TraceEvents:
+    drawn = [(attempt, result) for attempt in history.attempts for result in attempt.end.results]
+    processes = [one for attempt, result in drawn for one in section_of(result).in_trace(attempt, result)]
+    for pid, process in enumerate(processes, _FIRST_OF_SECTIONS):
+        yield from _process(pid, process.name)
+        for lane, (name, slices) in enumerate(process.lanes):
+            place = {"pid": pid, "tid": lane}
+            yield from _thread(place, name)
+            for slice_ in slices:
+                yield {**_slice(*slice_), **place}
 
 
 def _place_of_ranks(attempt: Attempt) -> str:

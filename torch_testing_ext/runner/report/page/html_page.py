@@ -15,14 +15,14 @@ from torch_testing_ext._process.same_texts import without_accidents
 from torch_testing_ext._process.words import count
 from torch_testing_ext._tests.outcomes import TestOutcome
 from torch_testing_ext.runner.model import Attempt, FinishedTest, Summary, TestId
-from torch_testing_ext.runner.report import brief_failures, sweeps_in_words, wording
+from torch_testing_ext.runner.report import brief_failures, wording
 from torch_testing_ext.runner.report.lanes_of_run import all_lanes
 from torch_testing_ext.runner.report.recorder import History
+from torch_testing_ext.runner.report.sections import SECTIONS, section_of
 from torch_testing_ext.runner.report.xml_elements import Element, Elements, xml_element
 
 from .failure_part import render_failure
 from .timeline import css_class, key_of, render_timeline
-from .traffic_table import render_world
 
 ASSETS = Path(__file__).parent
 # The most important first.
@@ -261,7 +261,8 @@ class _Page:
             if len(finished.attempts) > 1:
                 yield xml_element("p", f"attempt {attempt.number}: {attempt.outcome.value}{alike}", class_="attempt")
             yield from _attempt(attempt, bool(alike))
-        yield from _sweep(finished.last)
+        for result in finished.last.end.results:
+            yield from section_of(result).in_page_of_test(result)
 
     def _circumstances(self, finished: FinishedTest) -> list[str]:
         world_size = finished.test.world_size
@@ -277,10 +278,9 @@ class _Page:
         return list(filter(None, parts))
 
     def skips(self) -> Elements:
-        names = sweeps_in_words.not_reached(self._summary)
-        if names:
-            rows = [xml_element("li", xml_element("span", wording.printable(name))) for name in names]
-            yield _list_of_reasons("Names that no run has reached", rows)
+        for section in SECTIONS:
+            for title, rows in section.lists_of_page(self._summary):
+                yield _list_of_reasons(title, rows)
         reasons = wording.skip_reasons(self._summary)
         if reasons:
             rows = [
@@ -294,36 +294,12 @@ def _list_of_reasons(title: str, rows: Sequence[Element]) -> Element:
     return xml_element("section", head, xml_element("ul", *rows, class_="reasons rest"), class_="card")
 
 
-def _sweep(attempt: Attempt) -> Elements:
-    """The tables of what each fault did to a test, by point and rank."""
-    report = attempt.end.sweep
-    if report is None:
-        return
-    if report.why_not:
-        yield xml_element("p", f"Without faults: {report.why_not}", class_="facts")
-    for matrix in sweeps_in_words.matrices(report):
-        head = xml_element("tr", *(xml_element("th", word) for word in matrix.head))
-        rows = []
-        for title, columns in matrix.rows:
-            cells = []
-            for of_cell in columns:
-                ends = of_cell[0].end if of_cell else ""
-                titles = "\n".join(dict.fromkeys(f"{cell.fault} {cell.place} {cell.title}" for cell in of_cell))
-                words = sweeps_in_words.cell_words(of_cell)
-                cells.append(xml_element("td", words, class_=css_class(ends), title=wording.printable(titles)))
-            rows.append(xml_element("tr", xml_element("th", title), *cells))
-        yield xml_element("table", head, *rows, class_="sweep")
-    told = [f"{heading}: {line}" for heading, lines, _ in sweeps_in_words.told_of_run(report) for line in lines]
-    if told:
-        yield xml_element("ul", *(xml_element("li", line) for line in told))
-
-
 def _attempt(attempt: Attempt, is_known: bool = False) -> Elements:
     """The message of an attempt, unless it `is_known`, and all else folded."""
     if attempt.said and not is_known:
         yield xml_element("div", *render_failure(attempt), class_=f"failure {css_class(attempt.outcome.value)}")
-    for view in attempt.end.worlds:
-        yield from render_world(view)
+    for result in attempt.end.results:
+        yield from section_of(result).in_page_of_attempt(result)
     if attempt.end.leftovers:
         yield xml_element("p", f"Left running (now terminated): {'; '.join(attempt.end.leftovers)}", class_="facts")
     folded = []
