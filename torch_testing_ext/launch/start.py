@@ -64,7 +64,7 @@ class Launcher:
 
     def session_directory(self) -> Path:
         """The directory of this process's runs. Removed at exit, or by another process of ours if we are killed."""
-        with _refusals("the folder for the files of ranks cannot be made"):
+        with _refusals():
             if self._directory is None:
                 self._directory = Path(tempfile.mkdtemp(prefix="torch_testing_ext_"))
                 if launched_by.this_launch() is not None:
@@ -77,8 +77,9 @@ class Launcher:
         """Have the directory removed also if this process is killed while it has no fork server."""
         directory = self.session_directory()
         if not self._has_keeper:
+            with _refusals():
+                self._keeper.enter_context(temporary_folders.removed_if_killed(directory))
             self._has_keeper = True
-            self._keeper.enter_context(temporary_folders.removed_if_killed(directory))
 
     def drop_empty_directory(self) -> None:
         """Remove the directory if no run has files there, and no process would remove it if this one was killed."""
@@ -392,7 +393,7 @@ def new_directory(name: str) -> Path:
     """
     parent = LOGS.value() or launcher().session_directory()
     safe = words.file_name(name)[-150:]
-    with _refusals("the folder for the files of ranks cannot be made"):
+    with _refusals():
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(_directories.get(parent / safe, 0)):
             directory = parent / (safe if number == 0 else f"{safe}.{number}")
@@ -404,7 +405,7 @@ def new_directory(name: str) -> Path:
 
 
 @contextmanager
-def _refusals(what: str) -> Iterator[None]:
+def _refusals(what: str = "the folder for the files of ranks cannot be made") -> Iterator[None]:
     """Raise CannotStart with what to do where the system refuses something."""
     try:
         yield

@@ -43,9 +43,9 @@ def find_work(
     """Find the files, import those that are chosen, and plan the tests that are selected."""
     if not options.by_pytest:
         return _planned(options, chosen, earlier, site, reporter, affected)
-    # What pytest collects is not known yet; but a file that is named alone is hardly anything else.
-    is_sure = options.names and len(chosen.files) == 1 and chosen.affected is None
-    files = files or site.find_files(importing=chosen.files if is_sure else ())
+    # pytest nearly always collects a file that is named, so its import need not wait for the answer.
+    likely = chosen.files if options.names and len(chosen.files) == 1 and chosen.affected is None else ()
+    files = files or site.find_files(importing=likely)
     failures = [failure for failure in files.failures if chosen.may_be_in(failure[0])]
     chosen = chosen.among(files)
     affected.record_files(load_as_of(options, chosen.root), site.reads(), chosen.known_files, is_whole=files.is_whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import shlex
 import sys
@@ -104,7 +105,6 @@ class LocalSite(RunSite):
     # About a test whose name is appended; None for those of the options.
     command: str | None = None
     show_command: str | None = None
-    _found: tuple[Inventory, tuple[str, ...]] | None = None
     _others: OtherRuns | None = None
     # The ports of NCCL's RAS.
     _ports: ExitStack = field(default_factory=ExitStack)
@@ -131,19 +131,18 @@ class LocalSite(RunSite):
     def find_files(self, importing: Sequence[str] = ()) -> FilesFound:
         if not importing:
             return self.files.find_files()
-        inventory, _ = self._devices()
+        inventory, _ = self._devices
         return self.files.find_files(importing, inventory.most_ranks)
 
+    @functools.cached_property
     def _devices(self) -> tuple[Inventory, tuple[str, ...]]:
-        """The devices of the run, and warnings about them: asked once."""
-        if self._found is None:
-            self._found = find_devices(self.files, self.options)
-        return self._found
+        """The devices of the run, and warnings about them."""
+        return find_devices(self.files, self.options)
 
     def discover(self, files: Sequence[str], reporter: Reporter) -> Found:
         # torch, in the preloaded server.
         reporter.on_event(Importing((), len(files), len(files), time.time()))
-        inventory, warnings = self._devices()
+        inventory, warnings = self._devices
 
         def tell(importing: list[str], left: int) -> None:
             reporter.on_event(Importing(tuple(importing), left, len(files), time.time()))

@@ -80,7 +80,7 @@ class FileProcesses(PreloadedServerClient):
     def find_files(self, importing: Sequence[str] = (), devices: int = 0) -> FilesFound:
         """Ask pytest which files it collects. Raises CannotRun if no process can be started for that.
 
-        Files that it probably collects are imported meanwhile, for a run with so many `devices`.
+        Meanwhile, it imports `importing`: files that pytest probably collects. `devices`: those of the run.
         """
         early = [self.file(name, devices) for name in importing]
         for file in early:

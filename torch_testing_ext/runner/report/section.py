@@ -28,8 +28,8 @@ class TraceProcess(NamedTuple):
 class Section(Generic[Result]):
     """The parts of reports on results of one class. A section overrides those that it has."""
 
-    def __init__(self, kind: type[Result]) -> None:
-        self.kind = kind
+    # The class.
+    kind: type[Result]
 
     def of(self, summary: Summary) -> list[tuple[FinishedTest, Result]]:
         """The tests whose last attempts have such results, with these."""

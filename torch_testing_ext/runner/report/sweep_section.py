@@ -26,8 +26,7 @@ _MOST_TOLD = 10
 class SweepSection(Section[SweepReport]):
     """The faults of each test of a run that has had some, or was left out."""
 
-    def __init__(self) -> None:
-        super().__init__(SweepReport)
+    kind = SweepReport
 
     def in_summary(self, summary: Summary, name: Callable[[FinishedTest], str], styler: Styler) -> Iterator[list[str]]:
         """The matrix of each test, and what hangs it; the tests without faults; the names that were not reached."""
@@ -48,6 +47,7 @@ class SweepSection(Section[SweepReport]):
 
     def in_page_of_test(self, result: SweepReport) -> Elements:
         """The tables of what each fault did, by point and rank."""
+        from .page.timeline import css_class
         from .xml_elements import xml_element
 
         if result.why_not:
@@ -58,7 +58,7 @@ class SweepSection(Section[SweepReport]):
             for title, columns in matrix.rows:
                 cells = []
                 for of_cell in columns:
-                    ends = of_cell[0].end.replace(" ", "-") if of_cell else ""
+                    ends = css_class(of_cell[0].end) if of_cell else ""
                     titles = "\n".join(dict.fromkeys(f"{cell.fault} {cell.place} {cell.title}" for cell in of_cell))
                     cells.append(xml_element("td", cell_words(of_cell), class_=ends, title=printable(titles)))
                 rows.append(xml_element("tr", xml_element("th", title), *cells))

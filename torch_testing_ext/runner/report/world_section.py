@@ -1,4 +1,4 @@
-"""Whole worlds in reports: who sends how much to whom, and a lane for each class of ranks."""
+"""Whole worlds in reports: their traffic, and a lane for each class of ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _SCALES = ((1, "bytes"), (1 << 10, "KiB"), (1 << 20, "MiB"), (1 << 30, "GiB"), (
 class WorldSection(Section[WorldView]):
     """Each world that a test has run in, or has checked."""
 
-    def __init__(self) -> None:
-        super().__init__(WorldView)
+    kind = WorldView
 
     def in_junit(self, result: WorldView) -> list[str]:
         return [result.in_words]
