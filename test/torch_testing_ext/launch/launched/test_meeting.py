@@ -133,6 +133,8 @@ class LeaveTest(unittest.TestCase):
     def folder_of_rank(self, end):
         """The folder of a rank of a launcher, when that and all its processes have ended."""
         reader, writer = os.pipe()
+        # So that the process which removes the folder keeps it open, too, as it does with the standard streams.
+        os.set_inheritable(writer, True)
         child = os.fork()
         if child == 0:
             with mock.patch.object(launched_by, "this_launch", lambda: RANK_1):
